@@ -83,7 +83,7 @@ def format_for_script(word: Argument) -> str:
     return "".join(map(spell, word))
 
 
-def format_for_pod(word: Argument, renamed: Mapping[str, str] | None = None) -> str:
+def format_for_pod(word: Argument, renamed: Mapping[str, str]) -> str:
     """Format an argument for Kubernetes: $(NAME), and $$ for a dollar of the text."""
 
     def name_variable(variable: EnvVariable) -> str:
@@ -91,7 +91,7 @@ def format_for_pod(word: Argument, renamed: Mapping[str, str] | None = None) -> 
             raise PlannerError(
                 f"a pod cannot count in {variable.name}: this version needs serve.sh on each node"
             )
-        return f"$({(renamed or {}).get(variable.name, variable.name)})"
+        return f"$({renamed.get(variable.name, variable.name)})"
 
     return _format_for_container(word, name_variable)
 

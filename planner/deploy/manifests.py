@@ -1,4 +1,4 @@
-"""Render a plan for schedulers and clouds: compose, Kubernetes, KServe, Dynamo, SkyPilot, RunPod.
+"""Render a plan for containers and clouds: compose, Kubernetes, RunPod.
 
 The text is in templates of the same names; this module computes their values.
 """
@@ -23,11 +23,10 @@ from planner.deploy.arguments import (
     format_for_compose,
     format_for_display,
     format_for_pod,
-    format_for_shell,
 )
-from planner.deploy.launch_spec import LaunchSpec, get_checkpoint
+from planner.deploy.launch_spec import LaunchSpec
 from planner.engines.deployment import Deployment
-from planner.engines.engine import CloudNames, Engine, find_dynamo_release
+from planner.engines.engine import Engine
 from planner.engines.metric_names import get_metric_names
 from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
 from planner.memory.memory_plan import get_memory_plan
@@ -40,10 +39,6 @@ from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 MANIFEST_FILES: dict[str, tuple[str, ...]] = {
     "compose": ("compose.yaml",),
     "kubernetes": ("k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml"),
-    "production-stack": ("production-stack.yaml",),
-    "kserve": ("kserve.yaml",),
-    "dynamo": ("dynamo.yaml",),
-    "skypilot": ("sky.yaml",),
     "runpod": ("runpod.env",),
 }
 """The manifest kinds that a scenario may request, and their files."""
@@ -59,14 +54,6 @@ HOST_MEMORY_GIB = 16
 """Memory of the processes of a server beside weights that pass through and offloaded KV cache."""
 MIN_RDMA_BANDWIDTH = 5 * GB
 """Bandwidth of a GPU's link between nodes, bytes/s, above which TCP does not carry it."""
-SERVER_ONLY_OPTIONS = {
-    "--port",
-    "--host",
-    "--shutdown-timeout",
-    "--enable-metrics",
-    "--enable-auto-tool-choice",
-}
-"""Options of an engine's own server, which does not run behind another frontend."""
 
 
 class EnvVariableEntry(SourcedEntry):
@@ -114,17 +101,7 @@ def render_manifests(
     manifests: dict[str, str] = {}
     for kind in wanted:
         _check_manifest_supported(kind, launch)
-        kind_values = {"skypilot": _build_skypilot_values, "runpod": _build_runpod_values}.get(
-            kind, lambda _: {}
-        )(launch)
-        if kind == "dynamo":
-            kind_values = dict(
-                zip(
-                    ("dynamo", "shipped"),
-                    find_dynamo_release(launch.deployment.engine),
-                    strict=True,
-                )
-            )
+        kind_values = _build_runpod_values(launch) if kind == "runpod" else {}
         manifests |= {
             name: render_template("deploy", name, **values, **kind_values)
             for name in list_manifest_files(kind, launch.deployment)
@@ -211,24 +188,24 @@ def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
     asked = [variables[name].missing for name in ("MODEL", "DRAFT") if name in variables]
     for is_broken, problem in (
         (
-            is_split and kind in ("compose", "runpod", "production-stack"),
+            is_split and kind in ("compose", "runpod"),
             f"{kind} starts a replica on one node, and the plan spans {launch.nodes}",
         ),
         (
-            kind in ("kubernetes", "kserve", "production-stack") and launch.image is None,
+            kind == "kubernetes" and launch.image is None,
             f"{kind} needs an image, and none of {engine} for {deployment.gpu.name} is published",
         ),
         (
-            kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia",
+            kind == "runpod" and deployment.gpu.vendor != "nvidia",
             f"{kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}",
         ),
         (
-            (kind == "runpod" and asked) or (kind == "kserve" and "MODEL" in variables),
+            kind == "runpod" and asked,
             f"{kind} cannot ask for what the plan leaves open: {next(iter(asked), '')}, in the"
             " scenario",
         ),
         (
-            is_split and kind in ("kubernetes", "kserve") and "MASTER_ADDR" not in variables,
+            is_split and kind == "kubernetes" and "MASTER_ADDR" not in variables,
             f"{engine} spans nodes by a launcher of its own, not by {kind}",
         ),
     ):
@@ -254,15 +231,11 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
         "slug": slug, "keys": f"{slug}-keys", "own_address": OWN_ADDRESS_VARIABLES, "mounted": CONTAINER_MOUNT_DIR,
         "flags": [word for flag in launch.flags for word in flag.arguments],
         "others": [(flag,) for flag in launch.worker_arguments],
-        "engine_words": [
-            word for flag in launch.flags if flag.name not in SERVER_ONLY_OPTIONS
-            for word in flag.arguments
-        ],
         "program": [("python3",) if word == ("python",) else word for word in launch.program],
         # images lack python
         "renamed": LEADER_WORKER_SET_VARIABLES if launch.nodes > 1 else {}, "pod": format_for_pod,
         "compose": format_for_compose,
-        "repository": get_checkpoint(deployment), "metrics": get_metric_names(engine).names,
+        "metrics": get_metric_names(engine).names,
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
         "cpus": 2 + launch.gpus, "memory_gib": held + tier + HOST_MEMORY_GIB,
@@ -359,36 +332,6 @@ def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[s
         for start, end in zip(changes, [*changes[1:], *changes[:1]], strict=True)
         if counts[start] > min(counts)
     ]
-
-
-def _build_skypilot_values(launch: LaunchSpec) -> dict[str, str]:
-    """Return SkyPilot's name of the GPU, and the script that every node runs."""
-    gpu_names, gpu = (
-        load_catalog("clouds.yaml", CloudNames)["skypilot"].names,
-        launch.deployment.gpu.name,
-    )
-    if gpu not in gpu_names:
-        raise PlannerError(
-            f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(gpu_names)}"
-        )
-    setup = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
-    if launch.nodes > 1:
-        setup += ['export NODE_RANK="$SKYPILOT_NODE_RANK"', 'MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"',
-                       "export MASTER_ADDR"]  # fmt: skip
-    if launch.config:
-        raise PlannerError(
-            "files: skypilot carries no file beside the command, and this engine needs one"
-        )
-    worker_arguments = (
-        f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.worker_arguments)})'
-        if launch.worker_arguments
-        else ""
-    )
-    command = " ".join(map(format_for_shell, launch.arguments))
-    return {
-        "accelerator": gpu_names[gpu],
-        "run": "\n".join([*setup, f"{command}{worker_arguments}"]) + "\n",
-    }
 
 
 def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:

@@ -303,24 +303,6 @@ def get_monthly_image_version(name: str, month: str) -> str:
     return cloud_names.names.get(month, "") if cloud_names else ""
 
 
-def find_dynamo_release(engine: Engine) -> tuple[str, str]:
-    """Find the newest Dynamo with this minor version of the engine; `PlannerError` if none.
-
-    Returns the release of Dynamo and the version of the engine in it.
-    """
-    cloud_names = load_catalog("clouds.yaml", CloudNames).get(f"dynamo {engine.name}")
-    names = cloud_names.names if cloud_names else {}
-    series = engine.release.series
-    matches = [dynamo for dynamo, ships in names.items() if Version.parse(ships).series == series]
-    if not matches:
-        known_versions = ", ".join(names.values()) or "none"
-        raise PlannerError(
-            f"files: no known release of Dynamo ships {engine}; known: {known_versions}"
-        )
-    newest = max(matches, key=Version.parse)
-    return newest, names[newest]
-
-
 def explain_unsupported_gpu(gpu: Gpu, engine: Engine) -> str | None:
     """Explain why the engine does not run on a GPU, by the catalog; None if it does."""
     if engine.name not in gpu.supported:

@@ -22,7 +22,7 @@ from planner.core.number_format import format_number
 from planner.core.readers import parse_json, read_text, read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
 from planner.engines.cli_options import find_pooling_option
-from planner.engines.engine import Engine, find_dynamo_release, get_engine
+from planner.engines.engine import Engine, get_engine
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
@@ -582,9 +582,7 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
 
 def check_artifact_supported(kind: str, engine: Engine) -> None:
     """Raise `PlannerError` if files of this `kind` cannot start `engine`."""
-    if kind == "dynamo":
-        find_dynamo_release(engine)
-    if kind in ("production-stack", "runpod") and engine.name != "vllm":
+    if kind == "runpod" and engine.name != "vllm":
         raise PlannerError(f"files: {kind} serves vLLM alone, not {engine.name}")
 
 

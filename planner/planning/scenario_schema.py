@@ -33,7 +33,7 @@ EngineArgValue = Annotated[SettingValue, BeforeValidator(format_media_limits)]
 """A value of an engine's argument; the only one that is no scalar states limits of media."""
 ArtifactKind = Literal[
     "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
-    "compose", "kubernetes", "production-stack", "kserve", "dynamo", "skypilot", "runpod",
+    "compose", "kubernetes", "runpod",
 ]  # fmt: skip
 DEFAULT_ARTIFACTS: tuple[ArtifactKind, ...] = (
     "script",
