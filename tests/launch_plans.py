@@ -26,23 +26,20 @@ VERSIONS = {
              "0.33.0"],
     "sglang": ["0.5.10", "0.5.23"],
     "trtllm": ["1.1.0", "1.2.0", "1.3.0"],
-    "tgi": ["3.1.0", "3.3.7"],
 }  # fmt: skip
 MODELS = ["meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "Qwen/Qwen3-235B-A22B",
           "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "moonshotai/Kimi-K2-Instruct"]  # fmt: skip
 GPUS = ["H100", "H200", "B200", "L40S", "MI300X", "Gaudi-3"]
-METHODS = {"vllm": ["ngram", "eagle3", "mtp", "draft_model", "suffix", "medusa"], "tgi": ["ngram"],
+METHODS = {"vllm": ["ngram", "eagle3", "mtp", "draft_model", "suffix", "medusa"],
            "sglang": ["ngram", "eagle3", "mtp", "eagle"], "trtllm": ["ngram", "eagle3", "mtp"]}  # fmt: skip
 
 
 def drawn(engine: str, draw: random.Random) -> Deployment:
     """Some deployment of `engine`; `PlannerError` where nothing starts like that."""
-    one_node = engine == "tgi"
     layout = {"tp": draw.choice([1, 2, 4, 8])}
-    if not one_node:
-        layout |= {"pp": draw.choice([1, 1, 1, 2, 3, 4]), "dp": draw.choice([1, 1, 1, 2, 8, 16])}
-        layout["ep"] = draw.choice([1, layout["tp"] * layout["dp"]])
-        layout["dcp"] = draw.choice([1, 1, 1, 2])
+    layout |= {"pp": draw.choice([1, 1, 1, 2, 3, 4]), "dp": draw.choice([1, 1, 1, 2, 8, 16])}
+    layout["ep"] = draw.choice([1, layout["tp"] * layout["dp"]])
+    layout["dcp"] = draw.choice([1, 1, 1, 2])
     name = draw.choice(MODELS)
     args: dict[str, Any] = {
         "max_model_len": draw.choice([4096, 8192, 20480]),
@@ -197,8 +194,6 @@ def _defaults(deployment: Deployment) -> dict[str, Any]:
         "async_scheduling": facts.async_scheduling,
     }
     defaults |= {"enable_prefix_caching": facts.prefix_caching, "kv_cache_dtype": "auto"}
-    if deployment.engine.name == "tgi":  # it has no option for these
-        defaults |= {"block_size": deployment.args.block_size, "dtype": deployment.args.dtype}
     return defaults
 
 

@@ -279,8 +279,8 @@ def test_what_a_version_lacks_is_said() -> None:
         in files("vllm 0.10.0")["alerts.yml"]
     )
     assert "reports no preemptions" in files("sglang 0.5.4")["alerts.yml"]
-    assert "alerts.yml" not in files("tgi") and "runbook.md" not in files("tgi")
-    assert "gateway" in get_metric_names(get_engine("tgi")).without
+    assert "alerts.yml" not in files("trtllm") and "runbook.md" not in files("trtllm")
+    assert "gateway" in get_metric_names(get_engine("trtllm")).without
 
 
 def test_no_budget_is_burnt_at_a_rate_that_cannot_be() -> None:

@@ -50,6 +50,16 @@ def test_no_more_is_served_than_the_capacity() -> None:
     assert many["request_tps"] == pytest.approx(many["capacity_rps"], rel=0.1)
 
 
+def test_an_engine_that_no_scenario_plans_is_predicted() -> None:
+    """Weights of 70.6 B parameters in 16 bits fit no H100 of 80 GB; of four each holds a quarter."""
+    asked = {"model": "meta-llama/Llama-3.1-70B", "gpu": "H100", "engine": "tgi", "isl": "900"}
+    one, four = (
+        predict_row({**asked, "osl": "100", "concurrency": "8", "tp": tp}) for tp in ("1", "4")
+    )
+    assert one["status"] == "does_not_fit" and "TP2" in str(one["error"])
+    assert four["status"] == "ok" and four["weights_gib"] == pytest.approx(32.9, abs=0.5)
+
+
 @pytest.mark.parametrize(
     ("model", "bits", "gib"),
     [

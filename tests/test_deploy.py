@@ -224,11 +224,6 @@ def test_an_overloaded_step_of_the_ramp_says_so() -> None:
             ["sglang.launch_server", "--tp-size", "--context-length", "--mem-fraction-static"],
         ),
         ("trtllm", None, ["trtllm-serve", "--tp_size", "--max_seq_len", "--config"]),
-        (
-            "tgi",
-            None,
-            ["text-generation-launcher", "--num-shard", "--max-total-tokens", "--max-input-tokens"],
-        ),
     ],
 )
 def test_other_engines_get_their_own_command(
@@ -286,7 +281,6 @@ ENGINES = {
     "vllm": "vllm",
     "sglang": "python",
     "trtllm": "trtllm-serve",
-    "tgi": "text-generation-launcher",
 }
 
 

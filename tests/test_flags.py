@@ -27,7 +27,7 @@ from planner.engines.metric_names import get_metric_names
 
 LISTED = [
     (engine, str(version))
-    for engine in ("vllm", "sglang", "trtllm", "tgi")
+    for engine in ("vllm", "sglang", "trtllm")
     for version in load_flag_lists(engine).versions
 ]
 COUNTS = {"?": {"nargs": "?"}, "+": {"nargs": "+"}, "*": {"nargs": "*"}, "": {}}
@@ -187,7 +187,6 @@ def test_other_launchers_take_no_beginnings_and_no_other_dashes() -> None:
         "tensor_parallel_size": 8
     }
     assert get_cli_options("trtllm", "1.2.0").parse(["model", "--tp-size", "8"]).errors
-    assert get_cli_options("tgi", "3.1.0").parse(["--num-shar", "2"]).errors
     assert (
         get_cli_options("sglang", "0.5.10").parse(["--tp", "8"]).errors == ()
     )  # argparse: a unique beginning
@@ -266,14 +265,14 @@ def test_a_list_with_a_mistake_names_its_line(
     monkeypatch.setattr(flags, "FLAGS_DIR", tmp_path)
     for line, told in (
         (
-            "--a,,,number,,,3.1.0,3.1.0",
-            "tgi.csv, line 2: --a takes 'number'; accepted: nothing, bool",
+            "--a,,,number,,,1.2.0,1.2.0",
+            "trtllm.csv, line 2: --a takes 'number'; accepted: nothing, bool",
         ),
-        ("--a,,,int,,,3.1.0,3.2.0", "tgi.csv, line 2: expected 8 cells"),
+        ("--a,,,int,,,1.2.0,1.3.0", "trtllm.csv, line 2: expected 8 cells"),
     ):
-        (tmp_path / "tgi.csv").write_text(",".join(flags.FLAG_COLUMNS) + f"\n{line}\n")
+        (tmp_path / "trtllm.csv").write_text(",".join(flags.FLAG_COLUMNS) + f"\n{line}\n")
         load_recorded_options.cache_clear()
         with pytest.raises(PlannerError) as error:
-            load_recorded_options("tgi")
+            load_recorded_options("trtllm")
         assert told in str(error.value)
     load_recorded_options.cache_clear()

@@ -14,6 +14,7 @@ from planner.planning.framework_choice import (
     list_trait_facts,
     load_frameworks,
 )
+from planner.planning.scenario import load_scenario
 
 H100, MI300X = "H100 SXM", "MI300X"
 
@@ -90,9 +91,9 @@ def test_no_trait_advises_a_project_that_was_archived() -> None:
     assert "archived in March 2026" in tgi.ruled_out
 
 
-def test_a_scenario_that_names_it_is_told_so() -> None:
-    notes = explain_engines(WorkloadTraits(), [get_gpu(H100)], [get_engine("tgi")])
-    assert len(notes) == 1 and "Text Generation Inference was archived in March 2026" in notes[0]
+def test_a_scenario_that_names_it_is_refused() -> None:
+    with pytest.raises(PlannerError, match="engine: tgi was archived in March 2026"):
+        load_scenario("chat-70b", {"engine": ["vllm", "tgi"], "engine_version": None})
     assert explain_engines(WorkloadTraits(), [get_gpu(H100)], [get_engine("vllm")]) == ()
 
 

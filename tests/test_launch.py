@@ -11,7 +11,7 @@ from planner.engines.deployment import deploy_on
 from planner.engines.layout import SpeculationConfig
 from planner.planning.scenario import load_scenario
 
-SHARES = {"vllm": 0.5, "sglang": 0.22, "trtllm": 0.18, "tgi": 0.1}
+SHARES = {"vllm": 0.5, "sglang": 0.22, "trtllm": 0.18}
 
 
 def check(engine: str, many: int, seed: int) -> None:
@@ -31,14 +31,9 @@ def test_every_planned_value_arrives(engine: str) -> None:
     ("changes", "what"),
     [
         (
-            {"engine": "tgi", "pp": 2},
-            "tgi 3.3.7 runs in tensor parallel on one node alone, not in pp 2",
+            {"engine": "trtllm", "speculation": SpeculationConfig("suffix", 3)},
+            "trtllm has no speculative method suffix",
         ),
-        (
-            {"engine": "tgi", "speculation": SpeculationConfig("eagle3", 3)},
-            "tgi has no speculative method eagle3",
-        ),
-        ({"engine": "tgi", "max_loras": 2}, "names its adapters at the start"),
         (
             {"engine": "trtllm", "speculation": SpeculationConfig("eagle3", 3)},
             "name the eagle3 head",
@@ -129,10 +124,15 @@ def test_a_head_that_nothing_can_ask_for_later_is_refused_before_the_search() ->
             {"engine": "trtllm", "engine_version": None, "speculation": {**drafts, **head}},
         )
     with pytest.raises(
-        PlannerError, match="speculation, field method: tgi has no speculative method eagle3"
+        PlannerError, match="speculation, field method: trtllm has no speculative method suffix"
     ):
         load_scenario(
-            "chat-70b", {"engine": ["vllm", "tgi"], "engine_version": None, "speculation": drafts}
+            "chat-70b",
+            {
+                "engine": ["vllm", "trtllm"],
+                "engine_version": None,
+                "speculation": {**drafts, "method": "suffix"},
+            },
         )
 
 

@@ -75,7 +75,6 @@ CASES: dict[str, dict[str, Any]] = {
         "engine": "sglang",
     },
     "trtllm": {"engine": "trtllm", "engine_version": "1.2.0", "tp": 2},
-    "tgi": {"engine": "tgi", "enable_prefix_caching": False},
 }
 
 
@@ -190,7 +189,7 @@ def test_pods_start_what_is_planned(case: str) -> None:
     assert budget["spec"]["maxUnavailable"] == 1
 
 
-@pytest.mark.parametrize("case", ["one", "head", "amd", "sglang", "trtllm", "tgi"])
+@pytest.mark.parametrize("case", ["one", "head", "amd", "sglang", "trtllm"])
 def test_compose_starts_what_is_planned(case: str) -> None:
     started, found = written(case)
     services = yaml.safe_load(found["compose.yaml"])["services"]
@@ -319,12 +318,12 @@ def test_compose_files_follow_its_schema(tmp_path: Path) -> None:
 
 def stubs(folder: Path) -> None:
     """Programs on the PATH that say what they were started with."""
-    for name in ("vllm", "python", "trtllm-serve", "text-generation-launcher", "mpirun"):
+    for name in ("vllm", "python", "trtllm-serve", "mpirun"):
         (folder / name).write_text('#!/bin/sh\nprintf "%s\\0" "${0##*/}" "$@"\n')
         (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "tgi"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_the_script_runs_the_printed_command(engine: str, tmp_path: Path) -> None:
     stubs(tmp_path)
     for at, started in enumerate(plans(engine, 6, 7)):

@@ -111,7 +111,6 @@ def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
     ("more", "why"),
     (
         ({"engine_version": "0.8.5"}, "vllm 0.8.5"),
-        ({"engine": "tgi"}, "tgi"),
         ({"adapters": {"count": 8}}, "adapters"),
     ),
 )

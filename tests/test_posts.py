@@ -147,10 +147,6 @@ REACHED = {
     "an address that compose gives": write_service(
         "Qwen/Qwen3-8B --host 172.20.0.5", networks={"a": {"ipv4_address": "172.20.0.5"}}
     ),
-    "TGI's image listens on 80": (
-        "docker run --gpus all --shm-size 1g -p 8080:80"
-        " ghcr.io/huggingface/text-generation-inference:3.1.0 --model-id Qwen/Qwen3-8B"
-    ),
     "a Service of another pod": write_deployment(
         ["--port", "8080"],
         {**SERVICE, "spec": {**SERVICE["spec"], "selector": {"app": "web"}}},  # type: ignore[dict-item]
@@ -877,17 +873,16 @@ def test_the_operators_runtime_names_its_options_beside_its_model() -> None:
 
 
 def test_the_variables_of_a_container_are_filled_in() -> None:
-    """As GoogleCloudPlatform/kubernetes-engine-samples, ai-ml/llm-serving-gemma/tgi."""
     container = {
-        "image": "us-docker.pkg.dev/gcr.io/huggingface-text-generation-inference-cu121.2-1.py310",
-        "args": ["--model-id=$(MODEL_ID)", "--num-shard=1"],
+        "image": "vllm/vllm-openai:v0.20.2",
+        "args": ["--model=$(MODEL_ID)", "--tensor-parallel-size=1"],
         "env": [{"name": "MODEL_ID", "value": "google/gemma-2-2b-it"}],
         "resources": {"limits": {"nvidia.com/gpu": 1}},
     }  # fmt: skip
     selector = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
     spec = {"nodeSelector": selector, "containers": [container]}
-    service = {**SERVICE, "spec": {**SERVICE["spec"], "selector": {"app": "tgi"}}}  # type: ignore[dict-item]
-    pod = {"kind": "Pod", "metadata": {"labels": {"app": "tgi"}}, "spec": spec}
+    service = {**SERVICE, "spec": {**SERVICE["spec"], "selector": {"app": "gemma"}}}  # type: ignore[dict-item]
+    pod = {"kind": "Pod", "metadata": {"labels": {"app": "gemma"}}, "spec": spec}
     (one,) = lint(yaml.safe_dump_all([pod, service])).commands
     assert one.plan
     assert one.plan.deployment.gpu.name == "L4"

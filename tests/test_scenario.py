@@ -141,7 +141,7 @@ def test_a_kind_of_files_that_does_not_apply_does_not_stop_the_others() -> None:
         ("vllm", "0.33.0", "`--runner pooling`"),
         ("vllm", "0.8.5", "`--task embed`"),  # --runner came later
         ("sglang", "0.5.10", "`--is-embedding`"),  # server_args.py
-        ("tgi", None, "no option for embeddings"),  # which text-embeddings-inference serves
+        ("trtllm", None, "no option for embeddings"),
     ],
 )
 def test_the_option_for_embeddings_is_that_of_the_engine(

@@ -282,7 +282,6 @@ def build_launch(
     fit = memory.pool.count_sequences(round(workload.mean_tokens_per_request))
     return build_deployment_launch(
         deployment, storage, total_gib=memory.total_bytes / GIB, fit=f"{fit:,}",
-        p99_prompt=math.ceil(workload.prompt.p99),
         p99_tokens=f"{workload.compute_total_tokens_quantile(0.99):,.0f}",
         adapters=workload.adapters, role=role,
     )  # fmt: skip
@@ -291,7 +290,7 @@ def build_launch(
 def build_deployment_launch(
     deployment: Deployment, storage: str = DEFAULT_STORAGE, *, total_gib: float | None = None,
     fit: str = "some",
-    p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0, role: str = "",
+    p99_tokens: str = "so many", adapters: int = 0, role: str = "",
 ) -> LaunchSpec:  # fmt: skip
     """Return the launch of one replica of `deployment`, or of a pool's worker (`role`)."""
     engine, layout = deployment.engine, deployment.layout
@@ -302,20 +301,22 @@ def build_deployment_launch(
     )
     converted = _get_conversion_quantization(deployment)
     weights: str | EnvVariable = get_checkpoint(deployment)
-    if converted and converted not in facts.online:
+    if converted and converted not in engine.facts.online:
         weights = EnvVariable("MODEL", f"name its checkpoint quantized with {converted}")
         if revision := deployment.args.revision:
             raise PlannerError(
                 f"revision {revision} is not one of a checkpoint quantized with {converted}"
             )
-    task, online = deployment.model.pooling_task, converted if converted in facts.online else ""
+    task, online = (
+        deployment.model.pooling_task,
+        converted if converted in engine.facts.online else "",
+    )
     rendered = _render_engine_template(
         engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
         family=_get_model_flags(deployment),
         name=deployment.model.served_name, speculative=_build_speculation_values(deployment, facts),
         online_quantization=online,
         total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens,
-        p99_prompt=p99_prompt,
         share_why=explain_memory_utilization(deployment),
         rank=lambda times=1: EnvVariable("NODE_RANK", "this node, counted from 0", times),
         drain_s=DRAIN_TIMEOUT_S,

@@ -47,7 +47,7 @@ class FlagLists(SourcedEntry):
     """An engine's entry of `catalogs/flags/lists.yaml`, whose head explains every field."""
 
     versions: tuple[Version, ...]
-    parser: Literal["argparse", "click", "clap"]
+    parser: Literal["argparse", "click"]
     underscores: bool
 
 

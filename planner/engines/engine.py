@@ -95,6 +95,7 @@ class EngineFacts(StrictEntry):
     async_scheduling: bool
     capture: CudaGraphCapture
     kv_cache_dtypes: tuple[str, ...]
+    online: tuple[str, ...]
     fp8_kv_capability: NonNegativeFloat
     plugins: dict[str, str]
     runner_v2: ModelRunnerV2
@@ -123,7 +124,6 @@ class EnginePackaging(SourcedEntry):
     images: dict[str, str | None]
     health: str
     key: str | None
-    online: tuple[str, ...]
     methods: dict[str, str]
     router: str | None = None
 
@@ -236,10 +236,11 @@ def _normalize_engine_name(name: str) -> str:
 
 
 def list_engines() -> dict[str, tuple[str, ...]]:
-    """List each engine with its newest known release and those before it that changed facts."""
+    """List each engine that is developed: its newest release, and those before it that changed facts."""
     return {
         name: tuple(dict.fromkeys(map(str, (versions[max(versions)].upto, *reversed(versions)))))
         for name, versions in _load_engine_catalog().items()
+        if not versions[max(versions)].ended
     }
 
 

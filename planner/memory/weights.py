@@ -13,7 +13,6 @@ from operator import attrgetter
 from planner.core.units import GIB, MIB
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment
-from planner.engines.engine import get_engine_packaging
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
 from planner.memory.runtime_overhead import offloads_weights
@@ -182,8 +181,8 @@ def compute_read_bytes(deployment: Deployment) -> tuple[int, ...]:
 
     What an engine converts while it loads is read in the format of the checkpoint.
     """
-    model, online = deployment.model, get_engine_packaging(deployment.engine.name).online
-    if model.quantization.method in online:
+    model = deployment.model
+    if model.quantization.method in deployment.engine.facts.online:
         model = model.as_stored
     whole = deployment.with_args(max_loras=0, cpu_offload_gb=0.0)
     return compute_stage_bytes(replace(whole, model=model))

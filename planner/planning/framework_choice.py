@@ -176,23 +176,20 @@ def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkCh
 def explain_engines(
     traits: WorkloadTraits, gpus: Iterable[Gpu], engines: Iterable[Engine]
 ) -> tuple[str, ...]:
-    """Explain which of `engines` have ended, and which one the traits favour, in a sentence each."""
-    engines, known = tuple(engines), load_frameworks()
-    ended = {known[engine.name].title: engine.facts.ended for engine in engines}
-    notes = tuple(f"{title} was {what}" for title, what in ended.items() if what)
+    """Explain which engine the traits favour beside `engines`; empty without any trait."""
     if not (held := _list_held_traits(traits)):
-        return notes
+        return ()
     try:
         choice = choose_framework(traits, gpus)
     except PlannerError as error:
-        return (*notes, str(error))
+        return (str(error),)
     best = choice.chosen
     is_planned = best.name in {engine.name for engine in engines}
     points = ", ".join(f"{s.title} {s.points}" for s in choice.ranked if not s.ruled_out)
     outcome = f"which `engine: {best.name}` plans (points: {points})"
     named = ", ".join(name.replace("_", " ") for name in held)
     note = f"{named}: best served by {best.title}, {'which is planned' if is_planned else outcome}"
-    return (*notes, note)
+    return (note,)
 
 
 def list_trait_facts(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> tuple[str, ...]:

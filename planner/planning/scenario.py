@@ -22,7 +22,7 @@ from planner.core.number_format import format_number
 from planner.core.readers import parse_json, read_text, read_yaml
 from planner.core.units import GIB, convert_gib_to_bytes
 from planner.engines.cli_options import find_pooling_option
-from planner.engines.engine import Engine, get_engine
+from planner.engines.engine import Engine, get_engine, list_engines
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
@@ -566,6 +566,11 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     else:
         if refusals:
             raise refusals[0]
+    if ended := [engine for engine in engines if engine.facts.ended]:
+        raise PlannerError(
+            f"engine: {ended[0].name} was {ended[0].facts.ended}; accepted:"
+            f" {', '.join(list_engines())}; `headroom predict` answers for {ended[0].name}, too"
+        )
     if entry.calibration is None:
         return engines
     path = resolve_existing_path(folder, entry.calibration, "calibration")

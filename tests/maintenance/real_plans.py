@@ -111,16 +111,15 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "sglang with a head": {"engine": "sglang", **_drafts("eagle3", head="some/head")},
     "trtllm": {"engine": "trtllm", "kv_cache_dtype": ["fp8"]},
     "trtllm on two nodes": {**NODES, "engine": "trtllm", **_drafts("mtp")},
-    "tgi": {"engine": "tgi", "engine_args": {"enable_prefix_caching": False}},
     "an odd name": {"model": ODD[0], **_drafts("eagle3", head="it's $HOME/`touch ran`/$(touch ran)")},
     "an odd name in sglang": {"model": ODD[1], "engine": "sglang", "workload": {"rate": 30}},
     "an odd name in trtllm": {"model": ODD[2], "engine": "trtllm", "question": 'x"; touch ran #\n{{ 7 * 7 }}'},
-    "an odd name in tgi": {"model": ODD[3], "engine": "tgi"},
+    "another odd name in trtllm": {"model": ODD[3], "engine": "trtllm"},
 }  # fmt: skip
 SAMPLE = [
     "as it comes", "replicas", "two nodes", "adapters", "a head", "offline", "sglang with a head",
-    "trtllm on two nodes", "tgi",
-    "an odd name", "an odd name in sglang", "an odd name in trtllm", "an odd name in tgi",
+    "trtllm on two nodes",
+    "an odd name", "an odd name in sglang", "an odd name in trtllm", "another odd name in trtllm",
 ]  # fmt: skip
 """Those that have every engine, several machines, drafts, adapters and all odd names among them."""
 

@@ -46,7 +46,7 @@ def accepted(*command: str | Path, **how: Any) -> str:
 def test_the_plans_are_varied(names: list[str]) -> None:
     plans = [written(name) for name in names]
     engines = [plan.prediction.deployment.engine.name for plan in plans]
-    assert all(engines.count(name) >= 2 for name in ("vllm", "sglang", "trtllm", "tgi"))
+    assert all(engines.count(name) >= 2 for name in ("vllm", "sglang", "trtllm"))
     assert sum(plan.launch.nodes > 1 for plan in plans) >= 0.1 * len(plans)
     drafting = sum(plan.prediction.deployment.num_draft_tokens > 0 for plan in plans)
     assert drafting >= 0.17 * len(plans)
@@ -126,10 +126,7 @@ def test_prometheus_takes_rules_and_configuration_and_each_alert_fires_when_it_s
 ) -> None:
     plan = written(name)
     if not (plan.folder / "alerts.yml").exists():
-        assert plan.prediction.deployment.engine.name in (
-            "trtllm",
-            "tgi",
-        )  # no metrics that are known
+        assert plan.prediction.deployment.engine.name == "trtllm"  # no metrics that are known
         return
     for what, file in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
         accepted("promtool", "check", what, plan.folder / file)

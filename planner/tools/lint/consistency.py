@@ -49,7 +49,7 @@ def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Itera
         # DeepEP distributes the experts over all GPUs by itself.
         layout = replace(layout, ep=layout.tp * layout.dp)
     if reason := explain_illegal_layout(model, layout, max(layout.tp, 1), engine):
-        option = "--num-shard" if checked.command.engine == "tgi" else "--tensor-parallel-size"
+        option = "--tensor-parallel-size"
         yield _make_contradiction(
             option, layout.tp, f"{name}: {reason}"[:300], _suggest_divisor(model, layout, option)
         )
@@ -183,10 +183,9 @@ def _check_format(checked: CheckedCommand, name: str, model: Model) -> Iterator[
     Nothing is reported if only the checkpoint's name is known.
     """
     values, stored = checked.argument_values, model.quantization.method
-    requested = values.get("quantization") or values.get("quantize")
+    requested, option = values.get("quantization"), "--quantization"
     if not isinstance(requested, str) or is_unresolved(requested) or model.is_inferred:
         return
-    option = "--quantize" if checked.command.engine == "tgi" else "--quantization"
     try:
         load_model(name, quantization=requested)
     except PlannerError as error:

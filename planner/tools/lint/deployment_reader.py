@@ -9,7 +9,7 @@ from planner.core.errors import PlannerError
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, deploy_on
-from planner.engines.engine import get_engine_packaging
+from planner.engines.engine import get_engine
 from planner.engines.engine_args import (
     MAX_BATCH_LIMITS,
     EngineArgs,
@@ -71,10 +71,8 @@ def read_named_gpu(checked: CheckedCommand) -> str | None:
 
 def get_served_name(checked: CheckedCommand) -> str:
     """Return the name or path of the model that a command serves; empty if it names none."""
-    key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(
-        checked.command.engine, ""
-    )
-    words = checked.as_meant.positional if key != "model_id" else ()
+    key = {"vllm": "model", "sglang": "model_path"}.get(checked.command.engine, "")
+    words = checked.as_meant.positional
     return str((words[0] if words else checked.argument_values.get(key)) or "")
 
 
@@ -107,8 +105,6 @@ def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
     }
     tp, pp = sizes.get("tensor_parallel_size", 1), sizes.get("pipeline_parallel_size", 1)
     dp = sizes.get("data_parallel_size", 1)
-    if engine == "tgi":
-        return ParallelLayout(tp=sizes.get("num_shard", 1))
     if engine == "sglang":
         dcp = sizes.get("dcp_size", 1)
         copies, ep = (
@@ -157,7 +153,6 @@ def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
     args |= {
         "sglang": _read_sglang_args,
         "trtllm": _read_trtllm_args,
-        "tgi": _read_tgi_args,
         "vllm": _read_vllm_args,
     }[engine](values, args)
     return {name: value for name, value in args.items() if name in EngineArgs.__dataclass_fields__}
@@ -251,15 +246,6 @@ def _read_trtllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> di
     return args
 
 
-def _read_tgi_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict[str, Any]:
-    args = {"enforce_eager": True} if str(values.get("cuda_graphs")) == "0" else dict[str, Any]()
-    return args | (
-        {"enable_prefix_caching": False}
-        if str(values.get("prefix_caching")) in ("0", "false")
-        else {}
-    )
-
-
 def read_draft_settings(
     engine: str, values: Mapping[str, Any]
 ) -> tuple[str, int, str | None] | None:
@@ -292,8 +278,6 @@ def read_draft_settings(
             tokens,
             str(draft) if draft else None,
         )
-    if engine == "tgi" and values.get("speculate"):
-        return "ngram", values["speculate"], None
     return None
 
 
@@ -340,11 +324,11 @@ def build_command_deployment(
     if unmodelled := explain_unmodelled_server(checked):
         raise UnmodelledError(unmodelled)
     name, model = resolve_served_model(checked)
-    quantization = values.get("quantization") or values.get("quantize")
+    quantization = values.get("quantization")
     if (
         isinstance(quantization, str)
         and model.quantization.method == "none"
-        and quantization in get_engine_packaging(engine).online
+        and quantization in get_engine(engine).facts.online
     ):
         model = load_model(model.name, quantization=quantization)
     elif isinstance(quantization, str) and model.quantization.method == "none":

@@ -52,7 +52,7 @@ _CHART_ONLY_KEYS = (
     "hfTokenSecret",
 )
 """Keys of production-stack's `vllmConfig` that are no options of vLLM."""
-_ENGINES = ("vllm", "sglang", "trtllm", "tgi")
+_ENGINES = ("vllm", "sglang", "trtllm")
 _MODEL_KEYS = ("model", "modelName", "modelId", "modelURL", "model_name", "model_id")
 _KSERVE_OPTIONS = {"--model_name", "--model_id", "--model_dir", "--backend"}
 _GPU_COUNT_VARIABLES = ("DSTACK_GPUS_NUM", "SKYPILOT_NUM_GPUS_PER_NODE")
@@ -332,7 +332,7 @@ def _parse_values_node(node: YamlMapping, place: _Place) -> Iterator[ServerComma
             continue
         image = parse_image_name(_read_image_name(node))
         options = get_cli_options(engine, load_flag_lists(engine).versions[-1])
-        has_model = {"model", "model_path", "model_id"} & set(options.parse(words).values)
+        has_model = {"model", "model_path"} & set(options.parse(words).values)
         if place.model and not has_model and words[0].startswith("-"):
             words = [place.model.removeprefix("hf://"), *words]
         environment, findings = _read_environment(node, place)

@@ -11,16 +11,12 @@ from planner.tools.lint.server_commands import ContainerSetup, PortUse
 
 _ANY_ADDRESSES = ("", "0.0.0.0", "::", "[::]", "*")
 _LOOPBACK_PATTERN = re.compile(r"localhost|127(\.\d{1,3}){3}|\[?::1\]?")
-_TGI_IMAGE_PATTERN = re.compile(r"(^|/)huggingface/text-generation-inference(?=[:@]|$)")
-_TGI_IMAGE_PORT = "80"
-"""PORT in the image of TGI, whose launcher's own default is 3000 (its Dockerfile, 3.1)."""
 
 
 @dataclass(frozen=True)
 class Listener:
     """Where a server listens; None for what is known only where it runs."""
 
-    option: str  # of the address
     host: str | None
     port: int | None
     other_ports: frozenset[int]  # of options beside --port
@@ -43,20 +39,13 @@ def find_listener(checked: CheckedCommand) -> Listener | None:
     is_worker = values.get("headless") or values.get("uds") or values.get("node_rank")
     if is_worker or command.launched or command.role or command.unread:
         return None
-    option = "--hostname" if command.engine == "tgi" else "--host"
     known = checked.options.by_spelling
     host, port = (
         values.get(name.lstrip("-"), known[name].default if name in known else None)
-        for name in (option, "--port")
+        for name in ("--host", "--port")
     )
-    is_given = "PORT" in command.environment or "--port" in command.argv
-    if command.engine == "tgi" and command.container and not is_given:
-        # other images, such as Google's, have variables of their own
-        is_official = command.setup and _TGI_IMAGE_PATTERN.search(command.setup.image)
-        port = _TGI_IMAGE_PORT if is_official else None
     others = {v for name, v in values.items() if "port" in name and isinstance(v, int)}
     return Listener(
-        option,
         None if is_unresolved(host) else str(host or ""),
         int(str(port)) if str(port).isdecimal() else None,
         frozenset(others),
@@ -101,17 +90,17 @@ def _is_open(checked: CheckedCommand, listener: Listener, use: PortUse) -> bool:
 
 def _check_address(listener: Listener, setup: ContainerSetup) -> Iterator[LintFinding]:
     """Check for an address that a container of its own network lacks, or on which it is alone."""
-    written, instead = f"{listener.option} {listener.host}", f"{listener.option} 0.0.0.0"
+    written, instead = f"--host {listener.host}", "--host 0.0.0.0"
     if setup.network == "host":
         return
     if listener.is_specific and listener.host not in setup.addresses:
         why = "the container has a network of its own, without this address: it cannot listen there"
-        yield LintFinding("flag", listener.option, written, "contradicts", why, instead, True)
+        yield LintFinding("flag", "--host", written, "contradicts", why, instead, True)
     is_asked = any(listener.port in use.ports and not use.host for use in setup.uses)
     if listener.is_loopback and (is_asked or setup.network == "own"):
         why = f"it listens on {listener.host}, which nobody reaches from outside of the container"
         verdict = "contradicts" if is_asked else "risky"
-        yield LintFinding("flag", listener.option, written, verdict, why, instead)  # type: ignore[arg-type]
+        yield LintFinding("flag", "--host", written, verdict, why, instead)  # type: ignore[arg-type]
 
 
 def _explain_unreached(
@@ -123,7 +112,7 @@ def _explain_unreached(
         return None if may_be_another and not use.is_certain else (use.problem, "")
     if use.host and listener.is_specific and _LOOPBACK_PATTERN.fullmatch(use.host):
         why = f"it asks {use.host}, and the server listens on {listener.host} alone: never healthy"
-        return why, f"{listener.host} in it, or {listener.option} 0.0.0.0"
+        return why, f"{listener.host} in it, or --host 0.0.0.0"
     reached = {listener.port, *listener.other_ports}
     if listener.port is None or not use.ports or reached & set(use.ports) or may_be_another:
         return None

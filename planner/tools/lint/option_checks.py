@@ -63,25 +63,8 @@ class CheckedCommand:
 
     @property
     def argument_values(self) -> Mapping[str, Any]:
-        """Argument -> value, with TGI's environment and TensorRT-LLM's file, which wins."""
-        variables = {name.lower(): value for name, value in self.command.environment.items()}
-        environment_values: dict[str, Any] = {}
-        if (
-            self.command.engine == "tgi"
-        ):  # clap reads each option from the variable of its name, too
-            cli_options = {
-                option
-                for option in self.options.by_spelling.values()
-                if option.argument in variables
-            }
-            words = [
-                word for option in cli_options for word in (option.name, variables[option.argument])
-            ]
-            environment_values = {
-                **self.options.parse(words).values,
-                "prefix_caching": variables.get("prefix_caching"),
-            }
-        given = {**environment_values, **self.as_meant.values}
+        """Argument -> value, with TensorRT-LLM's file, which wins."""
+        given = self.as_meant.values
         return {**given, **self.merge_moved(given), **self.command.config}
 
     def merge_moved(self, given: Mapping[str, Any]) -> dict[str, Any]:

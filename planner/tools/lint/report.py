@@ -359,7 +359,7 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
     for word in dict.fromkeys(parsed.positional):
         if is_unresolved(word) and word not in settled:
             yield LintFinding("word", word[:80], word[:300], "unread", why)
-    known = {*load_argument_names(command.engine).arguments, "model", "model_path", "model_id"}
+    known = {*load_argument_names(command.engine).arguments, "model", "model_path"}
     for option in parsed.options:
         # a sum in $((...)) is a number, whichever
         words = [

@@ -61,7 +61,7 @@ def apply_option_rules(
     is_dynamo = command.launched.startswith("python -m dynamo.")
     is_plain_container = command.container and not is_dynamo
     values |= {**parsed.values, "container": is_plain_container, "role": command.role or None}
-    models = (values[key] for key in ("model", "model_path", "model_id") if values.get(key))
+    models = (values[key] for key in ("model", "model_path") if values.get(key))
     name = str(next(models, next(iter(parsed.positional), "")))
     values["hub"] = None if command.planned_on else is_hub_name(name)  # a plan's file says it
     for rule in load_option_rules(command.engine):

@@ -20,7 +20,6 @@ _ENGINE_IMAGES = (
     ("vllm", True, re.compile(r"(^|/)(vllm-openai[\w-]*|vllm-tpu)(?=[:@]|$)")),
     ("vllm", False, re.compile(r"(^|/)vllm[\w-]*(?=[:@]|$)")),
     ("sglang", False, re.compile(r"(^|/)sglang[\w-]*(?=[:@]|$)")),
-    ("tgi", True, re.compile(r"(^|/)[\w-]*text-generation-inference[\w.-]*(?=[:@]|$)")),
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
@@ -47,7 +46,7 @@ _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
     r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server"
-    r"|\bsglang\s+serve\b|trtllm-serve|text-generation-launcher|\bdynamo\.(vllm|sglang|trtllm)\b"
+    r"|\bsglang\s+serve\b|trtllm-serve|\bdynamo\.(vllm|sglang|trtllm)\b"
 )
 
 
@@ -129,7 +128,6 @@ class ServerCommand:
             if self.subcommand
             else "python -m vllm.entrypoints.openai.api_server",
             "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve",
-            "tgi": "text-generation-launcher",
         }[self.engine]  # fmt: skip
         words, wrapper_names = (
             self.argv,
@@ -351,8 +349,6 @@ def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
             return "sglang", at + 2, False
         if name == "trtllm-serve":
             return "trtllm", at + 1 + (after == "serve"), True
-        if name == "text-generation-launcher":
-            return "tgi", at + 1, False
     return None
 
 

@@ -99,8 +99,8 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
         location = path.name if path else f"{what!r:.60}"
         hint = "" if engine else "; --engine says whose options they are"
         raise PlannerError(
-            f"no server starts in {location}: expected `vllm serve`, `python -m sglang.launch_server`,"
-            f" `trtllm-serve` or `text-generation-launcher`, or one of their images{hint}"
+            f"no server starts in {location}: expected `vllm serve`, `python -m sglang.launch_server`"
+            f" or `trtllm-serve`, or one of their images{hint}"
         )
     return source
 

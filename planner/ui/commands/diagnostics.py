@@ -157,7 +157,7 @@ def add_lint(commands: "Subparsers") -> None:
     parser.add_argument(
         "--engine",
         metavar="E",
-        help="vllm, sglang, trtllm or tgi, if WHAT contains only options",
+        help="vllm, sglang or trtllm, if WHAT contains only options",
     )
     parser.add_argument(
         "--gpu",
