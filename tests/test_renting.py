@@ -20,7 +20,6 @@ from planner.hardware.prices import PriceSelection, look_up_gpu_price
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.billing import ApiComparison
-from planner.planning.interruption import estimate_interruption
 from planner.planning.scenario import Scenario, load_scenario, parse_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
 
@@ -309,40 +308,6 @@ def test_machines_can_be_given_back_where_replicas_go_by_the_hour() -> None:
     )
     whole = deploy_on("meta-llama/Llama-3.1-8B", "L40S", tp=2, replicas=2, sold_in=(4,))
     assert whole.returnable_machines == ()
-
-
-def test_an_interruption_takes_a_replica_and_its_share_of_the_capacity() -> None:
-    """What is left must do all of the work; a spare takes the place of what is gone."""
-    tier = {"price_tier": "spot", "prices": {"L40S": 0.5}}
-    plan = plan_once(small(rate=12, sold_in=[1], **tier))
-    assert plan.chosen and plan.interruption
-    count, found = plan.chosen.deployment.layout.replicas, plan.interruption
-    assert count > 1 and found.replicas == count and found.replicas_per_machine == 1
-    assert found.probability < plan.chosen.probability
-    capacity = plan.chosen.prediction.performance.capacity
-    assert capacity.mid * (count - 1) / count * 0.8 < 12  # so that the headroom is gone
-    assert found.probability < 0.5 and found.spares_to_add == 1
-    assert "spare_replicas: 1" in found.sentence
-    assert serialize_answer(answer_of(plan))["interruption"]["probability_with_one_fewer"] == (
-        pytest.approx(found.probability, abs=1e-4)
-    )
-    spare = estimate_interruption(
-        small(rate=12, spare_replicas=1, **tier),
-        replace(plan.chosen, deployment=replace(plan.chosen.deployment, spare_replicas=1)),
-    )
-    assert spare and spare.probability == plan.chosen.probability and spare.spares_to_add == 0
-    assert f"the other {count} are" in spare.sentence
-    assert estimate_interruption(small(rate=12), plan.chosen) is None
-
-
-def test_the_only_replica_is_missed_until_another_starts() -> None:
-    plan = plan_once(small(rate=1, price_tier="spot", prices={"L40S": 0.5}))
-    assert plan.interruption and plan.interruption.replicas == 1
-    assert plan.interruption.probability == 0 and plan.interruption.spares_to_add == 1
-    assert (
-        "the only replica away: no requests are served until a GPU is free and another starts in"
-        in (plan.interruption.sentence)
-    )
 
 
 def test_bought_hardware_has_a_price_by_the_hour() -> None:

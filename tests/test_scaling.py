@@ -297,23 +297,15 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
     )
 
 
-def test_a_replica_is_reserved_that_runs_longer_than_its_price_ratio() -> None:
-    """At 89% of the price on demand, one pays off from 89% of the day on; starts and stops count too."""
+def test_what_a_reserved_fleet_costs_stands_beside_the_days_bills() -> None:
+    """A price of one's own is for whichever term it was agreed."""
     plan, found = planned()
-    paid, usd = compare_billing(plan.scenario, found), {}
-    for tier in ("reserved", "on_demand"):
-        price = look_up_gpu_price(get_gpu("L4"), PriceSelection(tier=tier))
-        assert price is not None
-        usd[tier] = price.median_usd
-    assert paid.usd["all reserved"] == pytest.approx(found.fixed_gpu_hours * usd["reserved"])
-    mixed = paid.usd["reserved base, on-demand peak"]
-    assert mixed <= min(paid.usd["all reserved"], paid.usd["scaled by the hour"]) + 1e-9
-    ratio, base = usd["reserved"] / usd["on_demand"], paid.reserved_replicas
-    hours = [sum(count >= k for count in found.replicas) for k in range(1, max(found.replicas) + 1)]
-    assert base is not None and base >= sum(each > ratio * 24 for each in hours)
-    assert base <= sum(each > (ratio - 0.25) * 24 for each in hours)
+    price = look_up_gpu_price(get_gpu("L4"), PriceSelection(tier="reserved"))
+    assert price is not None
+    reserved = compare_billing(plan.scenario, found).usd["all reserved"]
+    assert reserved == pytest.approx(found.fixed_gpu_hours * price.median_usd)
     own = replace(plan.scenario, prices=PriceSelection(user_prices={"L4": 0.5}))
-    assert compare_billing(own, found).reserved_replicas is None
+    assert "all reserved" not in compare_billing(own, found).usd
 
 
 def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:

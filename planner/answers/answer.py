@@ -28,7 +28,6 @@ from planner.planning.billing import (
 )
 from planner.planning.candidate import SAME_PRICE_SHARE, has_inner_stages
 from planner.planning.growth import GrowthLimit, Surge
-from planner.planning.interruption import Interruption
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario
 from planner.planning.search_space import RejectedOption
@@ -463,7 +462,6 @@ class Answer:
     day: AutoscalingPlan | None
     billing: BillingComparison | None
     api: ApiComparison | None
-    interruption: Interruption | None
     notes: tuple[str, ...]
     engine_notes: tuple[str, ...]  # engines that have ended, and what the traits favour
     trait_facts: tuple[str, ...]  # that count for the choice of an engine, with their points

@@ -433,7 +433,6 @@ class _Builder:
             day=plan.autoscaling,
             billing=plan.billing,
             api=plan.api_comparison,
-            interruption=plan.interruption,
             notes=(*plan.notes, *_explain_local_model(best)),
             engine_notes=explain_engines(
                 scenario.traits,

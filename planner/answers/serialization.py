@@ -58,7 +58,7 @@ def serialize_answer(answer: Answer) -> Fields:
     benchmark = answer.benchmark
     measured = benchmark.files if benchmark and not benchmark.is_own else ()
     kind, figure = answer.open_figure or ("", 0.0)
-    spot, api, growth = answer.interruption, answer.api, answer.growth
+    api, growth = answer.api, answer.growth
     return {
         "scenario": scenario.name,
         "verdict": answer.verdict,
@@ -87,13 +87,6 @@ def serialize_answer(answer: Answer) -> Fields:
         "confidence": answer.choice and _serialize_choice(answer.choice),
         "rejected": dict(Counter(rejection.bottleneck for rejection in answer.rejected)),
         "day": answer.day and answer.billing and _serialize_day(answer.day, answer.billing),
-        "interruption": spot
-        and {
-            "replicas": spot.replicas,
-            "replicas_per_machine": spot.replicas_per_machine,
-            "probability_with_one_fewer": round(spot.probability, 4),
-            "spare_replicas_to_add": spot.spares_to_add,
-        },
         "max_load": {kind: getattr(scenario.workload, kind)}
         if kind in ("rate", "concurrency")
         else None,
@@ -339,7 +332,6 @@ def _serialize_day(scaling: AutoscalingPlan, billing: BillingComparison) -> Fiel
         "drain_s": scaling.drain_s,
         "starts": scaling.num_starts,
         "usd_per_day": dict(billing.usd),
-        "reserved_replicas": billing.reserved_replicas,
         "cheaper_up_to": [
             {"what": first, "than": second, "requests_per_day": _to_json(requests)}
             for (first, second), requests in billing.break_even_requests.items()

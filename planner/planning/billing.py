@@ -9,7 +9,6 @@ import numpy as np
 
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_usd
-from planner.core.text import format_count
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.candidate import Candidate
@@ -25,7 +24,7 @@ BILLING_FIXED, BILLING_AUTOSCALED, BILLING_SERVERLESS, BILLING_API = (
     "serverless",
     "API",
 )
-BILLING_RESERVED, BILLING_MIXED = "all reserved", "reserved base, on-demand peak"
+BILLING_RESERVED = "all reserved"
 BILLING_PAIRS = (
     (BILLING_SERVERLESS, BILLING_AUTOSCALED),
     (BILLING_API, BILLING_AUTOSCALED),
@@ -51,7 +50,6 @@ class BillingComparison:
     break_even_requests: Mapping[tuple[str, str], float]
     cold: float | None  # fraction of the quietest hour's requests that wait for a serverless start
     cold_start: float | None  # s
-    reserved_replicas: int | None = None  # of the reserved base, the rest on demand
     stopped_usd: float | None = None  # scaled, if no replica runs in hours without traffic
     max_traffic_factor: float = math.inf  # that the fixed fleet serves
     num_days: float = 1.0  # of which such a day is the mean
@@ -65,11 +63,6 @@ class BillingComparison:
         day = f"the mean of {self.num_days:g} days, " if self.num_days > 1 else "a day of "
         comma = "," * (self.num_days > 1)
         lines = [f"{day}{self.requests:,.0f} requests{comma} costs: {costs}"]
-        if self.reserved_replicas is not None:
-            lines.append(
-                f"the cheapest reserved base has {format_count(self.reserved_replicas, 'replica')}, for"
-                " the term; the rest comes on demand by the hour"
-            )
         for (first, second), requests in self.break_even_requests.items():
             if abs(self.usd[first] - self.usd[second]) < EQUAL_COST_SHARE * self.usd[second]:
                 lines.append(f"{first} and {second} cost about the same at this traffic")
@@ -299,10 +292,9 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
             * price
             / days
         )
-    base = None
-    if tiers := _price_reserved_base(scenario, scaling):
-        usd |= {BILLING_RESERVED: tiers[0] / days, BILLING_MIXED: tiers[1] / days}
-        base = tiers[2]
+    reserved = look_up_gpu_price(scaling.deployment.gpu, replace(scenario.prices, tier="reserved"))
+    if reserved and not reserved.is_user_given:
+        usd[BILLING_RESERVED] = scaling.fixed_gpu_hours * reserved.median_usd / days
     if (serverless := instead.serverless) is not None:
         ways[BILLING_SERVERLESS] = lambda times: (
             price_serverless(serverless, scaling, times)[0] / days
@@ -327,32 +319,8 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     stopped_hours = None if is_reserved else scaling.stopped_gpu_hours
     stopped = stopped_hours * price / days if stopped_hours and price is not None else None
     return BillingComparison(
-        usd, requests, break_even_requests, cold, cold_start, base, stopped, factor, days
+        usd, requests, break_even_requests, cold, cold_start, stopped, factor, days
     )
-
-
-def _price_reserved_base(
-    scenario: Scenario, scaling: AutoscalingPlan
-) -> tuple[float, float, int] | None:
-    """Return the USD of all replicas reserved, of the cheapest reserved base, and its replicas.
-
-    The base is paid in every hour at the reserved price, replicas above it for their hours on
-    demand. None without quotes for both tiers, or at a price of the user's own.
-    """
-    gpu = scaling.deployment.gpu
-    prices = (replace(scenario.prices, tier="reserved"), replace(scenario.prices, tier="on_demand"))
-    reserved, on_demand = (look_up_gpu_price(gpu, each) for each in prices)
-    if reserved is None or on_demand is None or reserved.is_user_given:
-        return None
-    replicas, usd_by_base = np.array(scaling.replicas), {}
-    for base in range(max(scaling.replicas) + 1):
-        fixed = (
-            scaling.deployment.with_replicas(base).num_gpus_billed * len(replicas) if base else 0
-        )
-        hours = scaling.compute_billed_gpu_hours(np.maximum(replicas, base))
-        usd_by_base[base] = fixed * reserved.median_usd + (hours - fixed) * on_demand.median_usd
-    cheapest = min(usd_by_base, key=lambda base: usd_by_base[base])
-    return scaling.fixed_gpu_hours * reserved.median_usd, usd_by_base[cheapest], cheapest
 
 
 def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:

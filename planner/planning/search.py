@@ -62,7 +62,6 @@ from planner.planning.evaluation import (
     estimate_run_hours,
     get_candidate_workload,
 )
-from planner.planning.interruption import Interruption, estimate_interruption
 from planner.planning.max_load import (
     LOAD_PRECISION,
     MAX_FIGURE,
@@ -233,13 +232,6 @@ class Plan:
         if self.scenario.daily_profile and not self.chosen.is_simulated:
             return None
         return compare_to_api(self.scenario, self.chosen, self.billing)
-
-    @cached_property
-    def interruption(self) -> Interruption | None:
-        """What an interruption leaves of it; None at other prices than spot, or without a plan."""
-        if self.chosen is None or not self.chosen.is_simulated:
-            return None
-        return estimate_interruption(self.scenario, self.chosen)
 
     def __str__(self) -> str:
         if self.chosen is None:
