@@ -17,7 +17,6 @@ from planner.core.errors import PlannerError
 from planner.core.text import escape_to_one_line
 from planner.deploy import LaunchSpec, build_launch
 from planner.deploy import artifacts as deploy
-from planner.deploy.manifests import render_manifests
 from planner.engines.cli_options import get_cli_options
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
@@ -490,5 +489,5 @@ def test_a_replica_on_a_mig_slice_finds_it_by_its_uuid(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (one.returncode, one.stdout) == (0, "MIG-9\n")
     assert two.returncode != 0 and "no slice 2 of 2g.20gb" in two.stderr
-    pods = render_manifests(["kubernetes"], build_launch(prediction), prediction)["k8s/serve.yaml"]
+    pods = deploy.render_artifacts(prediction, (), wanted=["kubernetes"])["k8s/serve.yaml"]
     assert "nvidia.com/mig-2g.20gb: 1" in pods

@@ -30,7 +30,6 @@ from planner.deploy.manifests import (
     EnvVariableEntry,
     build_slug,
     load_environment_variables,
-    render_manifests,
 )
 from planner.engines.cli_options import get_cli_options
 from planner.engines.deployment import Deployment, deploy_on
@@ -98,13 +97,7 @@ def written(case: str, name: str = "") -> tuple[LaunchSpec, dict[str, str]]:
         prediction = replace(
             prediction, deployment=replace(served, model=replace(served.model, name=name))
         )
-    started, found = build_launch(prediction), {}
-    for kind in MANIFEST_FILES:
-        try:
-            found |= render_manifests([kind], started, prediction)
-        except PlannerError as error:
-            assert str(error).startswith("files: ")
-    return started, found
+    return build_launch(prediction), render_artifacts(prediction, (), wanted=[*MANIFEST_FILES])
 
 
 def every(*files: str) -> Iterator[tuple[LaunchSpec, str]]:
@@ -240,7 +233,7 @@ def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
     assert json.loads(settings["SPECULATIVE_CONFIG"])["method"] == "ngram"
     assert not {"HOST", "PORT", "API_KEY"} & settings.keys()
     with pytest.raises(PlannerError, match="name the repository of its eagle3 head"):
-        render_manifests(["runpod"], build_launch(predicted("head")), predicted("head"))
+        render_artifacts(predicted("head"), (), wanted=["runpod"])
     off = predicted("one").deployment.with_args(enable_prefix_caching=False)
     for version in ("0.20.2", "0.33.0"):
         changed = replace(
@@ -249,7 +242,7 @@ def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
         prediction = replace(predicted("one"), deployment=changed)
         assert (
             "\nENABLE_PREFIX_CACHING=false\n"
-            in render_manifests(["runpod"], build_launch(prediction), prediction)["runpod.env"]
+            in render_artifacts(prediction, (), wanted=["runpod"])["runpod.env"]
         )
 
 

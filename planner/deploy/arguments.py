@@ -4,8 +4,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.core.errors import PlannerError
-
 
 @dataclass(frozen=True)
 class EnvVariable:
@@ -85,15 +83,9 @@ def format_for_script(word: Argument) -> str:
 
 def format_for_pod(word: Argument, renamed: Mapping[str, str]) -> str:
     """Format an argument for Kubernetes: $(NAME), and $$ for a dollar of the text."""
-
-    def name_variable(variable: EnvVariable) -> str:
-        if variable.times != 1:
-            raise PlannerError(
-                f"a pod cannot count in {variable.name}: this version needs serve.sh on each node"
-            )
-        return f"$({renamed.get(variable.name, variable.name)})"
-
-    return _format_for_container(word, name_variable)
+    return _format_for_container(
+        word, lambda variable: f"$({renamed.get(variable.name, variable.name)})"
+    )
 
 
 def format_for_compose(word: Argument) -> str:

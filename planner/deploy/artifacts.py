@@ -83,7 +83,7 @@ def list_artifact_files(
     deployment = prediction.deployment
     engine = deployment.engine
     missing = set(alerts.MONITORING_FILES) if get_metric_names(engine).without else set()
-    unsupported = _explain_unsupported(prediction, wanted)
+    unsupported = manifests.explain_unsupported_manifests(prediction, wanted)
     if prediction.prefill:
         missing |= {"k8s/monitor.yaml"} if get_metric_names(engine).without else set()
         kinds = [
@@ -118,7 +118,7 @@ def render_artifacts(
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
     names, unsupported = (
-        list_artifact_files(prediction, wanted), _explain_unsupported(prediction, wanted)
+        list_artifact_files(prediction, wanted), manifests.explain_unsupported_manifests(prediction, wanted)
     )  # fmt: skip
     if unsupported and not names:
         raise PlannerError(f"files: {next(iter(unsupported.values()))}")
@@ -139,7 +139,8 @@ def render_artifacts(
         **manifests.build_template_values(launch, prediction), "p": prediction, "targets": targets,
         "hosts": hosts, "scales_by_hour": scaling is not None and scaling.num_starts > 0,
         "storage": storage,
-        "checkpoint": get_checkpoint(deployment), "ramp": predict_benchmark_ramp(prediction),
+        "checkpoint": get_checkpoint(deployment),
+        "ramp": predict_benchmark_ramp(prediction) if "bench.sh" in names else {},
         "lengths": explain_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
         "directory": INSTALL_DIR, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
         "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
@@ -336,22 +337,12 @@ BENCHMARK_ARTIFACTS: tuple[ArtifactKind, ...] = ("script", "benchmark")
 """The artifact kinds that a benchmark needs."""
 
 
-def _explain_unsupported(prediction: Prediction, wanted: Sequence[str]) -> dict[str, str]:
-    """Return kind -> reason for the `wanted` manifests that cannot start the plan."""
-    asked = [kind for kind in wanted if kind in manifests.MANIFEST_FILES]
-    if not asked:
-        return {}
-    if prediction.prefill:
-        return manifests.explain_unsupported_pools(asked, build_launches(prediction), prediction)
-    return manifests.explain_unsupported_manifests(asked, build_launch(prediction), prediction)
-
-
 def explain_unsupported_artifacts(plan: Plan) -> list[str]:
     """Return a sentence for each of the requested files that cannot start the plan."""
     wanted = plan.scenario.output_kinds
     if plan.chosen is None or plan.chosen.prediction.performance is None:
         return []
-    reasons = _explain_unsupported(plan.chosen.prediction, wanted)
+    reasons = manifests.explain_unsupported_manifests(plan.chosen.prediction, wanted)
     return [f"not {kind}: {reason}" for kind, reason in reasons.items()]
 
 

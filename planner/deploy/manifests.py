@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from planner.core.catalog import SourcedEntry, load_catalog
-from planner.core.errors import PlannerError
 from planner.core.templates import render_template
 from planner.core.units import GB, GIB
 from planner.core.versions import Version
@@ -24,7 +23,7 @@ from planner.deploy.arguments import (
     format_for_display,
     format_for_pod,
 )
-from planner.deploy.launch_spec import LaunchSpec
+from planner.deploy.launch_spec import LaunchSpec, build_launches
 from planner.engines.deployment import Deployment
 from planner.engines.engine import Engine
 from planner.engines.metric_names import get_metric_names
@@ -33,7 +32,7 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.memory.weights import compute_checkpoint_bytes, compute_read_bytes
 from planner.planning.autoscaling import AutoscalingPlan, compute_stabilization_s
 from planner.planning.prediction import Prediction
-from planner.planning.scenario import check_artifact_supported
+from planner.planning.scenario import explain_unsupported_artifact
 from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
 MANIFEST_FILES: dict[str, tuple[str, ...]] = {
@@ -92,21 +91,18 @@ def render_manifests(
     prediction: Prediction,
     scaling: AutoscalingPlan | None = None,
 ) -> dict[str, str]:
-    """Return file name -> text for the `wanted` kinds of `MANIFEST_FILES`.
+    """Return file name -> text for the `wanted` kinds of `MANIFEST_FILES`, which can start the plan.
 
-    With `scaling` the replicas follow its daily profile. Raises `PlannerError` for a plan that
-    a kind cannot express.
+    With `scaling` the replicas follow its daily profile.
     """
     values = build_template_values(launch, prediction) | _build_scaler_values(prediction, scaling)
-    manifests: dict[str, str] = {}
-    for kind in wanted:
-        _check_manifest_supported(kind, launch)
-        kind_values = _build_runpod_values(launch) if kind == "runpod" else {}
-        manifests |= {
-            name: render_template("deploy", name, **values, **kind_values)
-            for name in list_manifest_files(kind, launch.deployment)
-        }
-    return manifests
+    if "runpod" in wanted:
+        values |= _build_runpod_values(launch)
+    return {
+        name: render_template("deploy", name, **values)
+        for kind in wanted
+        for name in list_manifest_files(kind, launch.deployment)
+    }
 
 
 def list_manifest_files(kind: str, deployment: Deployment) -> list[str]:
@@ -127,15 +123,10 @@ def render_pool_manifests(
 ) -> str:
     """Return the Kubernetes objects of both pools and their router, as one text.
 
-    `values` are those of `router.sh`. Raises `PlannerError` for workers that span nodes.
+    `values` are those of `router.sh`.
     """
     slug, texts, urls = build_slug(prediction.deployment.model.name), list[str](), dict[str, Any]()
     for launch, pool in zip(launches, prediction.pools, strict=True):
-        _check_manifest_supported("kubernetes", launch)
-        if launch.nodes > 1:
-            raise PlannerError(
-                "files: a worker of a pool that spans nodes is not written for kubernetes"
-            )
         own = replace(prediction, deployment=pool, memory=get_memory_plan(pool), prefill=None)
         name = f"{slug}-{launch.role}"
         named = {"slug": name, "keys": f"{slug}-keys", "title": values["title"]}
@@ -148,56 +139,41 @@ def render_pool_manifests(
     return "---\n".join(texts) + router
 
 
-def explain_unsupported_pools(
-    wanted: Sequence[str], launches: Sequence[LaunchSpec], prediction: Prediction
-) -> dict[str, str]:
-    """Return kind -> reason for the `wanted` kinds of `MANIFEST_FILES` that no pools are written for."""
-    reasons = {
-        kind: f"{kind} files are not written for pools" for kind in wanted if kind in MANIFEST_FILES
-    }
-    if "kubernetes" in reasons:
-        try:
-            values = {"title": "", "package": "", "router": "", "port": 0, "bootstrap": None}
-            render_pool_manifests(launches, prediction, values)
-            del reasons["kubernetes"]
-        except PlannerError as error:
-            reasons["kubernetes"] = str(error).removeprefix("files: ")
-    return reasons
-
-
-def explain_unsupported_manifests(
-    wanted: Sequence[str], launch: LaunchSpec, prediction: Prediction
-) -> dict[str, str]:
+def explain_unsupported_manifests(prediction: Prediction, wanted: Sequence[str]) -> dict[str, str]:
     """Return kind -> reason for the `wanted` kinds of `MANIFEST_FILES` that cannot start the plan."""
-    reasons = dict[str, str]()
-    for kind in wanted:
-        if kind in MANIFEST_FILES:
-            try:
-                render_manifests([kind], launch, prediction)
-            except PlannerError as error:
-                reasons[kind] = str(error).removeprefix("files: ")
-    return reasons
+    asked = [kind for kind in wanted if kind in MANIFEST_FILES]
+    launches = build_launches(prediction) if asked else ()
+    return {
+        kind: reason
+        for kind in asked
+        for launch in launches
+        if (reason := _explain_unsupported_kind(kind, launch))
+    }
 
 
-def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
-    """Raise `PlannerError` if files of this `kind` cannot start the plan."""
-    deployment = launch.deployment
-    check_artifact_supported(kind, deployment.engine)
-    engine = deployment.engine
-    variables, is_split = launch.variables, launch.nodes > 1
+def _explain_unsupported_kind(kind: str, launch: LaunchSpec) -> str:
+    """Explain why files of this `kind` cannot start a launch; empty if they can."""
+    engine, gpu, variables = launch.deployment.engine, launch.deployment.gpu, launch.variables
+    is_split, is_pod = launch.nodes > 1, kind == "kubernetes"
     asked = [variables[name].missing for name in ("MODEL", "DRAFT") if name in variables]
-    for is_broken, problem in (
+    rules = (
+        (launch.role and not is_pod, f"{kind} files are not written for pools"),
         (
-            is_split and kind in ("compose", "runpod"),
+            launch.role and is_split,
+            "a worker of a pool that spans nodes is not written for kubernetes",
+        ),
+        (reason := explain_unsupported_artifact(kind, engine), reason),
+        (
+            is_split and not is_pod,
             f"{kind} starts a replica on one node, and the plan spans {launch.nodes}",
         ),
         (
-            kind == "kubernetes" and launch.image is None,
-            f"{kind} needs an image, and none of {engine} for {deployment.gpu.name} is published",
+            is_pod and launch.image is None,
+            f"{kind} needs an image, and none of {engine} for {gpu.name} is published",
         ),
         (
-            kind == "runpod" and deployment.gpu.vendor != "nvidia",
-            f"{kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}",
+            kind == "runpod" and gpu.vendor != "nvidia",
+            f"{kind} runs on NVIDIA's GPUs, and the plan is for {gpu.name}",
         ),
         (
             kind == "runpod" and asked,
@@ -205,12 +181,19 @@ def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
             " scenario",
         ),
         (
-            is_split and kind == "kubernetes" and "MASTER_ADDR" not in variables,
+            kind == "runpod" and not "".join(launch.command).isprintable(),
+            "the command has letters that no line of runpod.env can hold",
+        ),
+        (
+            is_split and is_pod and "MASTER_ADDR" not in variables,
             f"{engine} spans nodes by a launcher of its own, not by {kind}",
         ),
-    ):
-        if is_broken:
-            raise PlannerError(f"files: {problem}")
+        (
+            is_pod and any(variable.times != 1 for variable in variables.values()),
+            "a pod cannot count in NODE_RANK: this version needs serve.sh on each node",
+        ),
+    )
+    return next((problem for is_broken, problem in rules if is_broken), "")
 
 
 def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[str, Any]:
@@ -364,10 +347,6 @@ def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
             settings[name[2:].upper().replace("-", "_")] = value or ""
     if extra:
         settings["VLLM_EXTRA_ARGS"] = shlex.join(extra)
-    if unprintable := [name for name, value in settings.items() if not value.isprintable()]:
-        raise PlannerError(
-            f"files: {unprintable[0]} has letters that no line of runpod.env can hold"
-        )
     deployment = launch.deployment
     return {
         "settings": settings,

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os.path import isfile
@@ -585,22 +585,10 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     return engines
 
 
-def check_artifact_supported(kind: str, engine: Engine) -> None:
-    """Raise `PlannerError` if files of this `kind` cannot start `engine`."""
-    if kind == "runpod" and engine.name != "vllm":
-        raise PlannerError(f"files: {kind} serves vLLM alone, not {engine.name}")
-
-
-def _check_artifacts(kinds: Sequence[str], engine: Engine) -> None:
-    """Raise `PlannerError` if none of the requested files can start `engine`."""
-    refusals = list[PlannerError]()
-    for kind in kinds:
-        try:
-            check_artifact_supported(kind, engine)
-        except PlannerError as error:
-            refusals.append(error)
-    if refusals and len(refusals) == len(kinds):
-        raise refusals[0]
+def explain_unsupported_artifact(kind: str, engine: Engine) -> str:
+    """Explain why files of this `kind` cannot start `engine`; empty if they can."""
+    is_unsupported = kind == "runpod" and engine.name != "vllm"
+    return f"runpod serves vLLM alone, not {engine.name}" if is_unsupported else ""
 
 
 def _check_consistency(scenario: Scenario) -> None:
@@ -641,7 +629,9 @@ def _check_consistency(scenario: Scenario) -> None:
         if len(refusals) == len(scenario.gpus):
             raise refusals[0]
     for served_by in (scenario.engine, *scenario.other_engines):
-        _check_artifacts(scenario.output_kinds, served_by)
+        reasons = [explain_unsupported_artifact(kind, served_by) for kind in scenario.output_kinds]
+        if reasons and all(reasons):
+            raise PlannerError(f"files: {reasons[0]}")
     for candidate in scenario.gpus:
         if candidate.interconnect:
             resolve_link_bandwidth(candidate.gpu, candidate.interconnect)

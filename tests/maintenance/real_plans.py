@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any
 
 from shipped import answer_of
 
-from planner.core.errors import PlannerError
 from planner.deploy import LaunchSpec, build_launch
-from planner.deploy.manifests import MANIFEST_FILES, render_manifests
+from planner.deploy.manifests import MANIFEST_FILES, explain_unsupported_manifests
 from planner.models.registry import _merge_entry_config
 from planner.planning.evaluation import get_candidate_workload
 from planner.planning.prediction import Prediction, predict
@@ -160,11 +158,8 @@ def written(name: str) -> Written:
     prediction = predict(served, get_candidate_workload(scenario, served), scenario.prices)
     plan = replace(plan, chosen=replace(plan.chosen, deployment=served, prediction=prediction))
     started = build_launch(prediction)
-    wanted = list(DEFAULT_ARTIFACTS)
-    for kind in MANIFEST_FILES:
-        with suppress(PlannerError):
-            render_manifests([kind], started, prediction)
-            wanted.append(kind)
+    refused = explain_unsupported_manifests(prediction, [*MANIFEST_FILES])
+    wanted = [*DEFAULT_ARTIFACTS, *(kind for kind in MANIFEST_FILES if kind not in refused)]
     out = folder / "out"
     write_plan_files(
         answer_of(replace(plan, scenario=replace(plan.scenario, output_kinds=tuple(wanted)))), out
