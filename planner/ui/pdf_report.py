@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +234,7 @@ def _read_memo(notebooks: Sequence[Path], answer: Answer) -> Mapping[str, Any]:
             for output in cell.get("outputs", ()):
                 if memo := output.get("data", {}).get(MEMO_MIME_TYPE):
                     return dict(memo)
-    return asdict(build_memo(answer))
+    return build_memo(answer).to_json()
 
 
 def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
