@@ -138,9 +138,7 @@ def alike(one: SimulationResult, other: SimulationResult) -> bool:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_blocks", [160, 3001])
 @pytest.mark.parametrize("concurrency", [0, 12])
-@pytest.mark.parametrize(
-    "order", [{}, {"prefills_first": True, "token_ratio": 0.7}, {"prefill_interval": 4}]
-)
+@pytest.mark.parametrize("order", [{}, {"prefills_first": True, "token_ratio": 0.7}])
 def test_shortcuts_change_nothing(
     overlap: bool, num_blocks: int, concurrency: int, order: dict
 ) -> None:
@@ -196,15 +194,6 @@ def test_sglang_admits_what_running_requests_leave_and_retracts_the_longest_prom
     assert again == [0, 81, 82], (
         "of equal answers the longest prompt goes, until the other has ended"
     )
-
-
-def test_ranks_of_vllm_compute_prompts_every_fourth_step() -> None:
-    """vLLM pull 44558: not while others decode, unless the last such step left requests waiting."""
-    second = StepCostTable(np.ones(10), np.zeros(10))  # every step takes 1 s
-    traffic = RequestBatch(np.array([0.0, 1.5]), np.array([10, 10]), np.array([20, 2]))
-    engine = rules(prefill_interval=4, async_scheduling=False)
-    outcome = simulate_requests(engine, second, traffic).outcome
-    np.testing.assert_allclose(outcome.scheduled, [0, 4])
 
 
 def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:

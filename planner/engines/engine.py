@@ -108,7 +108,6 @@ class EngineFacts(StrictEntry):
     state_pool: SplitPool | None = None
     window_pool: SplitPool | None = None
     prefills_first: bool = False
-    prefill_schedule_interval: bool = False
     ended: str = ""
 
 

@@ -53,7 +53,6 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
     scheduler_recv_interval: int = 1  # SGLang: decode steps between polls for requests
-    prefill_schedule_interval: int = 1  # vLLM: data-parallel ranks compute prompts every n-th step
     limit_mm_per_prompt: str | None = None  # "image=2,video=0"
     revision: str | None = None  # branch, tag or commit of the checkpoint's repository
 
@@ -225,7 +224,6 @@ def _list_batch_rules(args: EngineArgs, engine: Engine, model: Model) -> list[Br
     media = r"(image|video|audio)=\d+"
     max_position, is_vllm = model.architecture.max_position, engine.name == "vllm"
     max_recv_interval = math.inf if engine.name == "sglang" else 1
-    max_prefill_interval = math.inf if engine.facts.prefill_schedule_interval else 1
     return [
         *(
             (size is not None and size < 1, f"{name} is {size}; it must be at least 1")
@@ -285,11 +283,6 @@ def _list_batch_rules(args: EngineArgs, engine: Engine, model: Model) -> list[Br
             not 1 <= args.scheduler_recv_interval <= max_recv_interval,
             f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and"
             " 1 but for sglang",
-        ),
-        (
-            not 1 <= args.prefill_schedule_interval <= max_prefill_interval,
-            f"prefill_schedule_interval is {args.prefill_schedule_interval}; it must be at least 1,"
-            f" and 1 for {engine}: vllm has it from 0.24.0 on",
         ),
     ]
 

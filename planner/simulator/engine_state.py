@@ -92,7 +92,6 @@ class EngineState:
 
     is_steady: bool  # all running sequences decoded in the last step
     is_blocked: bool  # the first request of the queue did not fit
-    leaves_queue: bool  # requests waited after the last step that might have started them
     is_routed: bool  # requests come from a router
     is_scheduled: bool  # a step is scheduled and priced, but has not started
     has_step: bool  # there is one: an engine that waits for its outputs has none

@@ -52,7 +52,6 @@ class EngineRules(NamedTuple):
     # a step has either prompts, which come first, or sequences that decode (SGLang)
     prefills_first: bool = False
     token_ratio: float = 0.0  # share of their outputs that running requests reserve at first
-    prefill_interval: int = 1  # steps from one that may start prompts to the next (vLLM)
 
 
 class StepCostTable(NamedTuple):

@@ -214,7 +214,6 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
         num_lookahead_tokens=deployment.num_draft_tokens if has_lookahead else 0,
         seed=seed,
         recv_interval=args.scheduler_recv_interval,
-        prefill_interval=args.prefill_schedule_interval if deployment.layout.dp > 1 else 1,
         prefills_first=deployment.engine.facts.prefills_first,
         token_ratio=INITIAL_TOKEN_RATIO * (COPIES_TOKEN_RATIO if copies > 1 else 1),
     )

@@ -140,11 +140,8 @@ def _schedule_running(
     threshold: int,
     halt: bool,
     first: int,
-    defers: bool,
 ) -> tuple[int, int, int, bool]:
     """Schedule running requests from place `first` on, and preempt if blocks run out.
-
-    It `defers` prompts, which then wait for a later step.
 
     Returns scheduled and preempted requests, the rest of the token budget, and whether no prompt
     chunk is among them. With `halt`, state.stuck is -2 instead of the first preemption.
@@ -160,7 +157,7 @@ def _schedule_running(
         i, context, pending = engine.request[s], engine.num_computed[s], engine.num_placeholders[s]
         k += 1
         want = _count_tokens_to_schedule(rules, requests, engine, s, min(threshold, budget))
-        if want == 0 or (defers and want > 1 + engine.num_drafts[s]):
+        if want == 0:
             continue
         settled = context - (engine.tokens_in_flight[s] if rules.uses_v033_scheduler else 0)
         if windowed and settled >= tables.slides[s]:
@@ -346,23 +343,6 @@ def _schedule_waiting(
 
 
 @njit_compiled
-def _defers_prompts(rules: EngineRules, engine: EngineInstance) -> bool:
-    """Return whether prompts wait for a step that all data-parallel ranks have for them.
-
-    That is if others decode meanwhile, and the last such step left no request waiting (vLLM 0.24.0
-    v1/engine/core.py:1915, v1/core/sched/scheduler.py:424).
-    """
-    state = engine.state[0]
-    if state.fast_path_steps % rules.prefill_interval == 0 or state.leaves_queue:
-        return False
-    decodes = state.num_awake < state.num_running
-    for s in engine.running[: state.num_awake]:
-        pending = engine.num_tokens[s] + engine.num_placeholders[s] - engine.num_computed[s]
-        decodes |= pending <= 1
-    return decodes
-
-
-@njit_compiled
 def _prepare_prefills(
     rules: EngineRules,
     table: StepCostTable,
@@ -467,7 +447,6 @@ def schedule_step(
     )
     if state.num_awake < state.num_running:
         _allocate_fast_path_blocks(rules, table, requests, records, engine, threshold)
-    defers = rules.prefill_interval > 1 and _defers_prompts(rules, engine)
     while True:
         taken, victims, budget, uniform = _schedule_running(
             rules,
@@ -479,11 +458,10 @@ def schedule_step(
             threshold,
             options.stop_at_first_preemption,
             max(place, 0),
-            defers,
         )
         for j in range(taken if requests.adapter.size else 0):
             queues.mark_adapter_used(engine, requests.adapter[batch[ROW_REQUEST, j]])
-        if victims == 0 and place >= 0 and state.stuck != -2 and not defers:
+        if victims == 0 and place >= 0 and state.stuck != -2:
             taken = _schedule_waiting(
                 rules,
                 table,
@@ -501,8 +479,6 @@ def schedule_step(
         place = -1  # no prompt fits: the others decode
     if state.stuck == -2:
         return
-    if victims == 0 and not defers:
-        state.leaves_queue = state.num_waiting > 0
     if rules.prefills_first:
         state.ratio_step += place >= 0
         if victims:
