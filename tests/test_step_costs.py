@@ -16,8 +16,7 @@ from planner.latency.coefficient_lookup import (
     load_calibration_catalog,
     look_up_coefficients,
 )
-from planner.latency.expert_kernels import get_expert_kernel, load_expert_kernels
-from planner.latency.kernel_costs import estimate_expert_s
+from planner.latency.kernel_costs import estimate_expert_s, get_expert_kernel, load_expert_kernels
 from planner.latency.measured_residuals import list_novelties
 from planner.latency.step_model import (
     REFERENCE_WORKLOAD,
