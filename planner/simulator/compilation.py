@@ -11,8 +11,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread, current_thread, main_thread
 from types import ModuleType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -35,7 +37,6 @@ from planner.core.files import (
     write_pickle,
 )
 from planner.simulator import borrowed
-from planner.simulator.interruptible import call_in_worker
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 ParamsT = ParamSpec("ParamsT")
@@ -55,6 +56,8 @@ Source: the x86-64 psABI, micro-architecture levels, as LLVM names their feature
 """
 MAX_KEPT_BUILDS = 8
 """Folders of machine code in the user's cache, one for each state of the sources."""
+Job = tuple[Callable[[], Any], SimpleQueue[tuple[Any, BaseException | None]]]
+"""A call, and the queue that gets its result or its exception."""
 
 
 class KernelDecorator(Protocol):
@@ -92,11 +95,52 @@ njit_force_inline = _build_decorator(_nrt=False, forceinline=True)
 """For kernels without allocations that have one caller or run in every step."""
 
 
+def call_in_worker(call: Callable[[], ResultT]) -> ResultT:
+    """Return what `call` returns, which never runs in the main thread, since that handles signals.
+
+    Numba converts results to arrays in Python code of its own (0.68:
+    `pythonapi.nrt_adapt_ndarray_to_python` unpickles their class). A signal handler that raises
+    there, as for Ctrl-C, causes a segmentation fault. The main thread waits for a worker instead.
+    """
+    if current_thread() is not main_thread():
+        return call()
+    jobs = _start_worker(os.getpid())
+    results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+    jobs.put((call, results))
+    try:
+        value, error = results.get()
+    except BaseException:  # the next call must not wait for the interrupted one
+        _start_worker.cache_clear()
+        jobs.put(None)
+        raise
+    if error:
+        raise error
+    return value
+
+
+@lru_cache(maxsize=1)
+def _start_worker(_process: int) -> SimpleQueue[Job | None]:
+    """Start a thread of this process and return its queue of jobs; None ends it."""
+    jobs: SimpleQueue[Job | None] = SimpleQueue()
+    Thread(target=_run_jobs, args=(jobs,), daemon=True).start()
+    return jobs
+
+
+def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
+    while job := jobs.get():
+        call, results = job
+        try:
+            results.put((call(), None))
+        except BaseException as error:
+            results.put((None, error))
+        del job, call, results  # requests take memory, and the next job may be far off
+
+
 class EntryPoint(Generic[ParamsT, ResultT]):
     """A compiled function that Python calls, which finds its machine code on disk.
 
     The code is kept for the contents of its own module and those of its `kernels`, in the user's
-    cache or in the wheel. Ctrl-C interrupts a call (`simulator.interruptible`).
+    cache or in the wheel. Ctrl-C interrupts a call (`call_in_worker`).
     """
 
     def __init__(
