@@ -17,6 +17,7 @@ from planner.memory.weights import (
     compute_stage_bytes,
     compute_stored_bytes,
 )
+from planner.models.architecture import WeightTensor
 from planner.models.quantization import WEIGHT_FORMATS
 from planner.models.registry import load_model
 from planner.parallelism.pipeline import split_layers_into_stages
@@ -185,11 +186,18 @@ DENSE = ["meta-llama/Llama-3.1-70B", "Qwen/Qwen2.5-72B", "google/gemma-2-27b-it"
 MOE = ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "mistralai/Mixtral-8x7B-v0.1"]
 
 
+def list_weights(name: str) -> list[WeightTensor]:
+    """Each weight of a model, and of equal layers those of one."""
+    shape = load_model(name).architecture
+    layers = [weight for layer in shape.distinct_layers for weight in layer.weights]
+    return [*layers, *shape.embedding_and_head, *shape.vision_towers]
+
+
 @settings(deadline=None, max_examples=40)
 @given(name=st.sampled_from(DENSE + MOE), tp=st.sampled_from([1, 2, 4, 8]))
 def test_tensor_parallel_shards_add_up_to_the_whole_and_the_replicas(name: str, tp: int) -> None:
     layout = ParallelLayout(tp=tp)
-    for weight, _ in load_model(name).architecture.iterate_weights():
+    for weight in list_weights(name):
         rows, cols, copies = compute_shard_shape(weight, layout)
         if weight.shard == "replicated":
             assert rows * cols * copies == weight.num_elements
@@ -229,7 +237,7 @@ def test_pipeline_stages_add_up_to_the_whole(name: str, pp: int, tp: int) -> Non
 @given(name=st.sampled_from(MOE), tp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2, 4]))
 def test_expert_parallel_ranks_hold_every_expert_once(name: str, tp: int, dp: int) -> None:
     ranks = tp * dp
-    for weight, _ in load_model(name).architecture.iterate_weights():
+    for weight in list_weights(name):
         if weight.part == "routed_experts" and weight.copies % ranks == 0:
             rows, cols, copies = compute_shard_shape(weight, ParallelLayout(tp=tp, dp=dp, ep=ranks))
             assert rows * cols * copies * ranks == weight.num_elements

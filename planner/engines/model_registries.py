@@ -96,7 +96,9 @@ def _judge_class(name: str, span: ReleaseSpan, engine: Engine) -> ModelSupport:
     if engine.release >= first:
         return ModelSupport("known")
     if missing is not None and engine.release <= missing:
-        latest = "" if _is_next_release(missing, first) else " at the latest"
+        is_patch = missing.series == first.series and first.patch == missing.patch + 1
+        is_next = is_patch or (first.patch == 0 and first.minor == missing.minor + 1)
+        latest = "" if is_next else " at the latest"
         return ModelSupport(
             "refused", f"{engine} does not know {name}; it is supported since {first}{latest}"
         )
@@ -104,9 +106,3 @@ def _judge_class(name: str, span: ReleaseSpan, engine: Engine) -> ModelSupport:
     return ModelSupport(
         "unknown", f"whether {engine} knows {name} is not recorded: {earlier}{first} does"
     )
-
-
-def _is_next_release(earlier: Version, later: Version) -> bool:
-    """Return whether no release lies between the two."""
-    is_patch = earlier.series == later.series and later.patch == earlier.patch + 1
-    return is_patch or (later.patch == 0 and later.minor == earlier.minor + 1)

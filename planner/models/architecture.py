@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -175,20 +175,15 @@ class ModelArchitecture:
         """Each distinct layer -> its number, in order of first appearance."""
         return Counter(self.layers)
 
-    def iterate_weights(self) -> Iterator[tuple[WeightTensor, int]]:
-        """Yield every weight, without MTP layers, with the number of layers that have it."""
-        for layer, times in self.distinct_layers.items():
-            for weight in layer.weights:
-                yield weight, times
-        for weight in (*self.embedding_and_head, *self.vision_towers):
-            yield weight, 1
-
     @cached_property
     def params_by_part(self) -> Counter[str]:
         """Elements by part: embedding, attention, ...; `engine`: tensors that engines add."""
         parts: Counter[str] = Counter()
-        for weight, times in self.iterate_weights():
-            parts[weight.part] += weight.num_elements * times
+        for layer, times in self.distinct_layers.items():
+            for weight in layer.weights:
+                parts[weight.part] += weight.num_elements * times
+        for weight in (*self.embedding_and_head, *self.vision_towers):
+            parts[weight.part] += weight.num_elements
         return parts
 
     @cached_property
