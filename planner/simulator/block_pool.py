@@ -64,8 +64,8 @@ def remove_from_ring(ring: np.ndarray, node: int) -> None:
 
 
 @njit_allocating
-def create_pool(free: np.ndarray, shared: np.ndarray, contents: int, host_blocks: int) -> BlockPool:
-    """Create a pool of `free[0]` free blocks, after the null block 0, none of them `shared`.
+def create_pool(blocks: int, contents: int, host_blocks: int) -> BlockPool:
+    """Create a pool of so many free `blocks`, after the null block 0.
 
     With `contents` = 0 blocks have no identity.
     """
@@ -73,9 +73,9 @@ def create_pool(free: np.ndarray, shared: np.ndarray, contents: int, host_blocks
     host_count = np.zeros(2, np.int64)
     host[:, -1:] = contents
     host_count[1] = host_blocks
-    ring = free[0] + 1 if contents else 0
+    ring = blocks + 1 if contents else 0
     pool = BlockPool(
-        free,
+        np.full(1, blocks),
         np.arange(1, ring + 2),
         np.arange(-1, ring),
         np.zeros(ring + 1, np.int32),
@@ -85,7 +85,7 @@ def create_pool(free: np.ndarray, shared: np.ndarray, contents: int, host_blocks
         np.full(contents, -1, np.int32),
         host,
         host_count,
-        shared,
+        np.zeros(MAX_BLOCK_SHARERS, np.int64),
     )
     if ring:
         pool.next[ring], pool.prev[1] = 1, ring

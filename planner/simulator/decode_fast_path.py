@@ -17,7 +17,6 @@ from planner.simulator.engine_state import (
     ROW_REQUEST,
     ROW_SLOT,
     ROW_YIELDS,
-    EngineArrays,
     EngineInstance,
     EngineState,
     RequestRecords,
@@ -312,72 +311,3 @@ def run_decode_only_steps(
     state.now, state.next_start, state.last_end = now, next_start, last_end
     state.last_output, engine.batch_ends[state.oldest] = last_output, oldest_end
     return steps
-
-
-@njit_compiled
-def price_decode_step(
-    rules: EngineRules, table: StepCostTable, arrays: EngineArrays, r: int
-) -> bool:
-    """Schedule and price the next step of rank `r` if all its sequences stay on the fast path.
-
-    So is that of an idle rank. Returns whether it did so, exactly as the scheduler would; it
-    never does where blocks have contents.
-    """
-    state, rings, oldest = arrays.state[r], arrays.exit_rings, arrays.state[r].oldest
-    count, phase = state.num_running, state.fast_path_steps % rules.groups[0, 1]
-    end = rings.shape[2] - MAX_FAST_PATH_STEPS + state.fast_path_steps % MAX_FAST_PATH_STEPS
-    may_admit = state.num_waiting > 0 and state.num_free_slots > 0 and not state.is_blocked
-    state.only_decodes = not (
-        state.num_awake > 0
-        or may_admit
-        or (state.num_waiting > 0 and count == 0)
-        or state.next_visible <= state.now
-        or rings[r, 0, end] != end
-        or arrays.phase_blocks[r, 0, phase] > arrays.free[r, 0]
-        or count > rules.max_num_batched_tokens
-        or (state.num_steps_in_flight > 0 and arrays.batch_sizes[r, oldest] > 0)
-    )
-    if not state.only_decodes:
-        return False
-    if count:
-        arrays.free[r, 0] += arrays.phase_blocks[r, 1, phase] - arrays.phase_blocks[r, 0, phase]
-    shared = step_kernels.count_shared_tokens(rules, table, arrays.shared[r], count)
-    windows = arrays.window_tokens[r]
-    state.step_s = step_kernels.compute_decode_s(
-        table, count, state.fast_path_context, shared, windows[0]
-    )
-    begin_fast_path_step(state, windows, count)
-    state.num_step_tokens = state.num_decoding = count
-    state.is_scheduled, state.has_step = True, count > 0
-    return True
-
-
-@njit_compiled
-def run_priced_decode_step(rules: EngineRules, arrays: EngineArrays, r: int) -> None:
-    """Start the step that `price_decode_step` has priced, and process the oldest one in flight."""
-    state, depth, count = arrays.state[r], arrays.batch_ends.shape[1], arrays.state[r].num_running
-    state.is_scheduled = state.is_steady = False
-    if state.has_step:
-        step_kernels.start_step(
-            rules,
-            state,
-            arrays.free[r, 0],
-            arrays.batch_sizes[r],
-            arrays.batch_ends[r],
-            arrays.usage[r],
-            arrays.totals[r],
-            1,
-            (state.oldest + state.num_steps_in_flight) % depth,
-            0,
-        )
-        if state.num_steps_in_flight < depth:
-            return
-    if state.num_steps_in_flight:
-        end = arrays.batch_ends[r, state.oldest]
-        if end - state.last_output != state.last_gap_s:
-            state.last_gap_s = end - state.last_output
-            state.last_gap_bin = step_kernels.get_itl_bin(state.last_gap_s)
-        arrays.itl[r, state.last_gap_bin] += count
-        state.now = state.last_output = end
-        state.oldest = (state.oldest + 1) % depth
-        state.num_steps_in_flight -= 1

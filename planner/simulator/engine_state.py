@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.latency.shared_prefix_reads import MAX_BLOCK_SHARERS
 from planner.simulator.block_pool import (
     BlockPool,
     BlockTables,
@@ -95,7 +94,6 @@ class EngineState:
     is_routed: bool  # requests come from a router
     is_scheduled: bool  # a step is scheduled and priced, but has not started
     has_step: bool  # there is one: an engine that waits for its outputs has none
-    only_decodes: bool  # all of its sequences are on the fast path, see `price_decode_step`
 
 
 ENGINE_STATE_DTYPE = np.dtype(list(EngineState.__annotations__.items()), align=True)
@@ -118,26 +116,6 @@ class FastPathSums(NamedTuple):
     phase_blocks: np.ndarray
     # [2, decode_windows] tokens inside the attention windows, and their growth per step
     window_tokens: np.ndarray
-
-
-class EngineArrays(NamedTuple):
-    """[engines, ...] what a step needs in which every sequence is on the fast path.
-
-    Each `EngineInstance` holds views of its own rows. To take an instance from a list counts the
-    references of all its arrays, which takes ten times as long as such a step.
-    """
-
-    state: Sequence[EngineState]
-    free: np.ndarray  # `BlockPool.free`
-    shared: np.ndarray  # `BlockPool.shared`
-    exit_rings: np.ndarray  # `FastPathSums.exit_rings`, as the next two
-    phase_blocks: np.ndarray
-    window_tokens: np.ndarray
-    batch_sizes: np.ndarray  # see `EngineInstance`, as the rest
-    batch_ends: np.ndarray
-    itl: np.ndarray
-    usage: np.ndarray
-    totals: np.ndarray
 
 
 class EngineInstance(NamedTuple):
@@ -226,51 +204,21 @@ def _close_rings(rings: np.ndarray) -> None:
 
 
 @njit_allocating
-def create_engine_arrays(
-    rules: EngineRules, table: StepCostTable, requests: RequestBatch, engines: int
-) -> EngineArrays:
-    """Create the arrays of idle engines that they share."""
-    num_slots, size = min(rules.max_num_seqs, requests.prompt.size), rules.groups[0, 1]
-    depth = 2 if overlaps_steps(rules, table) else table.stages
-    exit_rings = np.zeros((engines, 2, num_slots + MAX_FAST_PATH_STEPS), np.int64)
-    state: Any = np.zeros(engines, ENGINE_STATE_DTYPE)
-    for r in range(engines):
-        _close_rings(exit_rings[r])
-        state[r].num_free_slots, state[r].steps_since_receive = num_slots, rules.recv_interval
-        state[r].stuck, state[r].last_gap_s, state[r].next_visible = -1, -1.0, np.inf
-        state[r].token_ratio = rules.token_ratio
-    return EngineArrays(
-        state,
-        np.full((engines, 1), rules.num_blocks - 1),
-        np.zeros((engines, MAX_BLOCK_SHARERS), np.int64),
-        exit_rings,
-        np.zeros((engines, 2, size), np.int64),
-        np.zeros((engines, 2, len(table.decode_windows))),
-        np.zeros((engines, depth), np.int64),
-        np.zeros((engines, depth)),
-        np.zeros((engines, NUM_ITL_BINS), np.int64),
-        np.zeros((engines, NUM_KV_USAGE_BINS)),
-        np.zeros((engines, 6)),
-    )
-
-
-@njit_allocating
 def create_engine_instance(
     rules: EngineRules,
     table: StepCostTable,
     requests: RequestBatch,
-    arrays: EngineArrays,
-    r: int,
     longest: int,
     contents: int,
 ) -> EngineInstance:
-    """Create the idle engine in row `r` of `arrays` for requests of up to `longest` tokens.
+    """Create an idle engine for requests of up to `longest` tokens.
 
     `contents` is the number of distinct block contents.
     """
     groups, count = rules.groups, len(rules.groups)
     num_slots = min(rules.max_num_seqs, requests.prompt.size)
-    depth, smallest, states = arrays.batch_ends.shape[1], groups[0, 1], 0
+    depth = 2 if overlaps_steps(rules, table) else table.stages
+    smallest, states = groups[0, 1], 0
     max_blocks = np.full(count, 1 << 40)
     for g in range(count):
         smallest, states = min(smallest, groups[g, 1]), max(states, -groups[g, 0])
@@ -281,22 +229,24 @@ def create_engine_instance(
     caching = tracks_block_contents(rules, requests)
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
     host_blocks = rules.host_blocks if caching else 0
-    pool = create_pool(arrays.free[r], arrays.shared[r], contents * count, host_blocks)
+    pool = create_pool(rules.num_blocks - 1, contents * count, host_blocks)
     longest_table = max(count_table_blocks(longest, 0, smallest), states) if caching else 0
     tables = create_tables(num_slots, count, longest_table)
     per_slot, free_slots = np.full((9, num_slots), -1), np.arange(num_slots)
     running_ring = np.zeros((2, num_slots + 1), np.int64)
+    exit_rings = np.zeros((2, num_slots + MAX_FAST_PATH_STEPS), np.int64)
     block_rings = np.zeros((2, num_slots + groups[0, 1]), np.int64)
     _close_rings(running_ring)
+    _close_rings(exit_rings)
     _close_rings(block_rings)
     fast_path = FastPathSums(
         per_slot[7],
         per_slot[8],
         running_ring,
-        arrays.exit_rings[r],
+        exit_rings,
         block_rings,
-        arrays.phase_blocks[r],
-        arrays.window_tokens[r],
+        np.zeros((2, groups[0, 1]), np.int64),
+        np.zeros((2, len(table.decode_windows))),
     )
     arriving, waiting = [(0.0, 0)][:0], [[(0.0, 0)][:0]]
     notes, adapters = [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)][:0], 0
@@ -304,8 +254,12 @@ def create_engine_instance(
         adapters = max(adapters, adapter + 1)
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
+    state: Any = np.zeros(1, ENGINE_STATE_DTYPE)
+    state[0].num_free_slots, state[0].steps_since_receive = num_slots, rules.recv_interval
+    state[0].stuck, state[0].last_gap_s, state[0].next_visible = -1, -1.0, np.inf
+    state[0].token_ratio = rules.token_ratio
     return EngineInstance(
-        arrays.state[r : r + 1],
+        state,
         pool,
         tables,
         max_blocks,
@@ -325,11 +279,11 @@ def create_engine_instance(
         np.full(adapters + 1, np.inf),
         np.zeros((adapters, 3), np.int64),
         np.zeros((depth, len(STEP_ROWS), num_slots), np.int64),
-        arrays.batch_sizes[r],
-        arrays.batch_ends[r],
         np.zeros(depth, np.int64),
-        arrays.itl[r],
-        arrays.usage[r],
-        arrays.totals[r],
+        np.zeros(depth),
+        np.zeros(depth, np.int64),
+        np.zeros(NUM_ITL_BINS, np.int64),
+        np.zeros(NUM_KV_USAGE_BINS),
+        np.zeros(6),
         notes,
     )

@@ -5,7 +5,6 @@ it would see in operation.
 """
 
 import heapq
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,16 +26,11 @@ from planner.simulator.compilation import (
     njit_compiled,
     njit_inline_always,
 )
-from planner.simulator.decode_fast_path import price_decode_step, run_priced_decode_step
 from planner.simulator.engine_state import (
-    EngineArrays,
     EngineInstance,
-    EngineState,
     RequestRecords,
-    create_engine_arrays,
     create_engine_instance,
     create_request_records,
-    tracks_block_contents,
 )
 from planner.simulator.kernel_types import (
     EngineRules,
@@ -49,7 +43,6 @@ from planner.simulator.kernel_types import (
 )
 from planner.simulator.scheduler import (
     advance_engine,
-    allows_fast_path,
     find_next_host_load,
     submit_request,
 )
@@ -103,7 +96,6 @@ def _score_replicas(
     requests: RequestBatch,
     router: RouterConfig,
     engines: list[EngineInstance],
-    arrays: EngineArrays,
     up: int,
     sent_at: np.ndarray,
     i: int,
@@ -112,11 +104,11 @@ def _score_replicas(
     """Return [up] scores of replicas: weighted prefix, queue and free KV cache, as in llm-d."""
     scores, queued, fewest, most = np.zeros(up), np.zeros(up), np.inf, 0.0
     for r in range(up):
-        queued[r] = arrays.state[r].num_waiting + len(engines[r].arriving)
+        queued[r] = engines[r].state[0].num_waiting + len(engines[r].arriving)
         fewest, most = min(fewest, queued[r]), max(most, queued[r])
     for r in range(up):
         queue_score = (most - queued[r]) / (most - fewest) if most > fewest else 1.0
-        free = arrays.free[r, 0] / (rules.num_blocks - 1)
+        free = engines[r].pool.free[0] / (rules.num_blocks - 1)
         scores[r] = router.queue_weight * queue_score + router.kv_weight * free
         if sent_at.size:
             scores[r] += router.prefix_weight * _match_prefix(
@@ -131,7 +123,6 @@ def _pick_replica(
     requests: RequestBatch,
     router: RouterConfig,
     engines: list[EngineInstance],
-    arrays: EngineArrays,
     up: int,
     sent_at: np.ndarray,
     i: int,
@@ -142,11 +133,12 @@ def _pick_replica(
     if router.policy < kinds.ROUTE_LEAST_LOADED:
         return turn % up
     if router.policy == kinds.ROUTE_PREFIX_AFFINITY:
-        scores = _score_replicas(rules, requests, router, engines, arrays, up, sent_at, i, now)
+        scores = _score_replicas(rules, requests, router, engines, up, sent_at, i, now)
     else:
         scores = np.zeros(up)
         for r in range(up):
-            scores[r] = -float(arrays.state[r].num_due - arrays.state[r].num_finished)
+            state = engines[r].state[0]
+            scores[r] = -float(state.num_due - state.num_finished)
     best = turn % up
     for step in range(1, up):
         if scores[(turn + step) % up] > scores[best]:
@@ -154,16 +146,16 @@ def _pick_replica(
     return best
 
 
-@njit_compiled
-def _find_next_turn(states: Sequence[EngineState], first: int, ranks: int) -> float:
+@njit_allocating
+def _find_next_turn(engines: list[EngineInstance], first: int, ranks: int) -> float:
     """Return when the next turn of replicas on one clock is; inf if they have nothing to do."""
     soon, is_idle, is_due = np.inf, True, False
     for r in range(first, first + ranks):
-        state = states[r]
+        state = engines[r].state[0]
         is_idle &= state.num_running + state.num_waiting + state.num_steps_in_flight == 0
         is_due |= state.num_finished < state.num_due
         soon = min(soon, state.next_visible)
-    now = states[first].now
+    now = engines[first].state[0].now
     if not is_due:
         return np.inf
     return max(now, soon) if is_idle else now
@@ -176,7 +168,6 @@ def _advance_ranks(
     requests: RequestBatch,
     records: RequestRecords,
     engines: list[EngineInstance],
-    arrays: EngineArrays,
     first: int,
     ranks: int,
     until: float,
@@ -189,25 +180,21 @@ def _advance_ranks(
     that (vLLM's v1/worker/dp_utils.py). Idle ranks take part with an empty step of one token, as
     vLLM's do (v1/engine/core.py, `execute_dummy_batch`). Returns the stuck rank, else -1.
     """
-    ended, last, states = records.ended[0], len(table.shared_tokens_s) - 1, arrays.state
-    may_only_decode = allows_fast_path(rules, table, requests, options)
-    may_only_decode &= not tracks_block_contents(rules, requests)
+    ended, last = records.ended[0], len(table.shared_tokens_s) - 1
     while not (requests.concurrency and records.ended[0] > ended):
-        now = _find_next_turn(states, first, ranks)
+        now = _find_next_turn(engines, first, ranks)
         if not now < until:
             break
         slowest, works, in_flight, loaded = 0.0, False, 0, np.inf
         tokens, most = 0, 0
         for r in range(first, first + ranks):
-            state = states[r]
+            engine, state = engines[r], engines[r].state[0]
             state.now = now
-            if not (may_only_decode and price_decode_step(rules, table, arrays, r)):
-                engine = engines[r]
-                advance_engine(rules, table, requests, records, engine, np.inf, options)
-                if state.stuck != -1:
-                    return r
-                if rules.host_blocks:
-                    loaded = min(loaded, find_next_host_load(engine))
+            advance_engine(rules, table, requests, records, engine, np.inf, options)
+            if state.stuck != -1:
+                return r
+            if rules.host_blocks:
+                loaded = min(loaded, find_next_host_load(engine))
             works |= state.has_step
             in_flight = max(in_flight, state.num_steps_in_flight)
             tokens += max(state.num_step_tokens, 1)
@@ -217,21 +204,18 @@ def _advance_ranks(
             )
         if not works and in_flight == 0 and loaded < np.inf:  # all wait for blocks of host memory
             for r in range(first, first + ranks):
-                state = states[r]
+                state = engines[r].state[0]
                 state.is_scheduled = False
                 state.now = min(loaded, state.next_visible if state.next_visible > now else np.inf)
             continue
         shared = most if most <= table.padded_tokens else round(tokens / ranks)
         slowest += table.shared_tokens_s[min(shared, last)]
         for r in range(first, first + ranks):
-            state = states[r]
+            state = engines[r].state[0]
             if not works and in_flight == 0 and state.num_running + state.num_waiting == 0:
                 state.is_scheduled = False
                 continue
             state.has_step, state.step_s = works, slowest if options.timed else 1.0
-            if state.only_decodes:
-                run_priced_decode_step(rules, arrays, r)
-                continue
             advance_engine(rules, table, requests, records, engines[r], np.inf, options)
             if state.stuck != -1:
                 return r
@@ -245,7 +229,6 @@ def _advance_replicas(
     requests: RequestBatch,
     records: RequestRecords,
     engines: list[EngineInstance],
-    arrays: EngineArrays,
     at: float,
     options: SimulationOptions,
     ranks: int,
@@ -261,7 +244,7 @@ def _advance_replicas(
         if in_turn:
             soon, next_soon = np.inf, np.inf
             for r in range(0, len(engines), ranks):
-                turn = _find_next_turn(arrays.state, r, ranks)
+                turn = _find_next_turn(engines, r, ranks)
                 if turn < np.inf:
                     next_soon = min(next_soon, max(turn, soon))
                     first, soon = (r, turn) if turn < soon else (first, soon)
@@ -269,16 +252,14 @@ def _advance_replicas(
                 break
             end, until = first + ranks, min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
         for r in range(first, end, ranks):
+            state = engines[r].state[0]
             if ranks > 1:
                 stuck = _advance_ranks(
-                    rules, table, requests, records, engines, arrays, r, ranks, until, options
+                    rules, table, requests, records, engines, r, ranks, until, options
                 )
-            elif (
-                arrays.state[r].now < until
-                and arrays.state[r].num_finished < arrays.state[r].num_due
-            ):
+            elif state.now < until and state.num_finished < state.num_due:
                 advance_engine(rules, table, requests, records, engines[r], until, options)
-                stuck = r if arrays.state[r].stuck != -1 else -1
+                stuck = r if state.stuck != -1 else -1
             if stuck >= 0:
                 break
         if not in_turn:
@@ -294,7 +275,6 @@ def _serve_requests(
     router: RouterConfig,
     records: RequestRecords,
     engines: list[EngineInstance],
-    arrays: EngineArrays,
     contents: int,
     replica: np.ndarray,
     options: SimulationOptions,
@@ -314,7 +294,7 @@ def _serve_requests(
             at = max(at, ends[0]) if len(ends) else np.inf
         before = records.ended[0]
         stuck = _advance_replicas(
-            rules, table, requests, records, engines, arrays, at, options, router.ranks_per_clock
+            rules, table, requests, records, engines, at, options, router.ranks_per_clock
         )
         if stuck >= 0:
             return stuck
@@ -330,9 +310,9 @@ def _serve_requests(
         while change < len(router.scale_at) and router.scale_at[change] <= at:
             up = min(max(int(router.scale_to[change]), 1), count)
             change += 1
-        r = _pick_replica(rules, requests, router, engines, arrays, up, sent_at, i, at, i)
+        r = _pick_replica(rules, requests, router, engines, up, sent_at, i, at, i)
         replica[i] = r
-        arrays.state[r].num_due += 1
+        engines[r].state[0].num_due += 1
         submit_request(rules, requests, records, engines[r], i, at)
         start = requests.content_start[i] if sent_at.size else 0
         for k in range(start, start + (requests.prompt[i] // size if sent_at.size else 0)):
@@ -364,20 +344,16 @@ def _simulate(
     routed = router.replicas > 1
     records = create_request_records(n, requests.concurrency > 0)
     replica = np.zeros(n if routed else 0, np.int32)
-    arrays = create_engine_arrays(rules, table, requests, router.replicas)
-    shared = borrow(arrays)
-    instances = [create_engine_instance(rules, table, requests, shared, 0, longest, contents)]
-    for r in range(1, router.replicas):
-        instances.append(
-            create_engine_instance(rules, table, requests, shared, r, longest, contents)
-        )
+    instances = [create_engine_instance(rules, table, requests, longest, contents)]
+    for _ in range(1, router.replicas):
+        instances.append(create_engine_instance(rules, table, requests, longest, contents))
     engines = [borrow_item(instances, 0)]
     for r in range(1, router.replicas):
         engines.append(borrow_item(instances, r))
     for r in range(router.replicas):
-        arrays.state[r].num_due, arrays.state[r].is_routed = 0 if routed else n, routed
+        engines[r].state[0].num_due, engines[r].state[0].is_routed = 0 if routed else n, routed
     stuck = _serve_requests(
-        rules, table, requests, router, borrow(records), engines, shared, contents, replica, options
+        rules, table, requests, router, borrow(records), engines, contents, replica, options
     )
     engine, totals = instances[max(stuck, 0)], instances[0].totals
     totals[5] = 0 if routed else engine.pool.free[0]

@@ -359,10 +359,7 @@ def advance_engine(
         taken, victims, total = state.num_taken, state.num_victims, state.num_step_tokens
         if state.has_step:
             engine.batch_log_rows[turn] = state.num_logged_steps
-            start = step_kernels.start_step(
-                rules, state, engine.pool.free[0], engine.batch_sizes, engine.batch_ends,
-                engine.usage, engine.totals, table.stages, turn, taken,
-            )  # fmt: skip
+            start = step_kernels.start_step(rules, engine, table.stages, turn, taken)
             if gauge_s > 0:
                 _record_gauges(rules, engine, gauge_s, start, total)
             if log:

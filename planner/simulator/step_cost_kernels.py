@@ -12,7 +12,6 @@ from planner.simulator.engine_state import (
     ROW_TOKENS,
     ROW_YIELDS,
     EngineInstance,
-    EngineState,
 )
 from planner.simulator.kernel_types import (
     ITL_BINS_PER_DECADE,
@@ -135,28 +134,20 @@ def compute_step_cost(
 
 @njit_force_inline
 def start_step(
-    rules: EngineRules,
-    state: EngineState,
-    free: int,
-    batch_sizes: np.ndarray,
-    batch_ends: np.ndarray,
-    usage: np.ndarray,
-    totals: np.ndarray,
-    stages: int,
-    turn: int,
-    taken: int,
+    rules: EngineRules, engine: EngineInstance, stages: int, turn: int, taken: int
 ) -> float:
     """Start the step that was priced, and count it; return its start.
 
     It is the step `turn` of those in flight, with `taken` sequences that are not on the fast path.
     """
+    state, totals = engine.state[0], engine.totals
     start, stage_s = max(state.now, state.next_start), state.step_s / stages
     state.next_start = start + stage_s
     state.last_end = max(start + state.step_s, state.last_end + stage_s)
-    batch_sizes[turn], batch_ends[turn] = taken, state.last_end
+    engine.batch_sizes[turn], engine.batch_ends[turn] = taken, state.last_end
     state.num_steps_in_flight += 1
     busy_s, usable = state.next_start - start, rules.num_blocks - 1
-    usage[(usable - free) * (NUM_KV_USAGE_BINS - 1) // usable] += busy_s
+    engine.usage[(usable - engine.pool.free[0]) * (NUM_KV_USAGE_BINS - 1) // usable] += busy_s
     totals[0] += 1
     totals[1] += busy_s
     totals[2] += state.num_step_tokens
