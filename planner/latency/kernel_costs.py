@@ -65,17 +65,6 @@ on Blackwell. Others have not been measured.
 """
 
 
-def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float, float]:
-    generation = deployment.gpu.kernel_generation
-    reached, prefill = ATTENTION_EFFICIENCY.get(generation, ATTENTION_EFFICIENCY[""])[kind]
-    in_fp8 = (
-        kind == "latent"
-        and generation == "blackwell"
-        and get_kv_element_bytes(resolve_planned_kv_dtype(deployment)) == 1
-    )
-    return reached * (2 if in_fp8 else 1), prefill
-
-
 def estimate_matmul_s(
     m: MatmulWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients
 ) -> np.ndarray:
@@ -191,12 +180,16 @@ def estimate_attention_s(
     Both are by window, None for attention to the whole context. `queries` of a decoding sequence
     share one read of its cache.
     """
-    gpu = deployment.gpu
+    gpu, generation = deployment.gpu, deployment.gpu.kernel_generation
+    efficiency = ATTENTION_EFFICIENCY.get(generation, ATTENTION_EFFICIENCY[""])
+    has_fp8_cache = get_kv_element_bytes(resolve_planned_kv_dtype(deployment)) == 1
     peak = gpu.peak_flops["bf16" if "bf16" in gpu.peak_flops else "fp16"]
     decode: dict[int | None, float] = {}
     prefill: dict[int | None, float] = {}
     for work in contexts:
-        reached, others = _get_attention_efficiency(work.kind, deployment)
+        reached, others = efficiency[work.kind]
+        in_fp8 = work.kind == "latent" and generation == "blackwell" and has_fp8_cache
+        reached *= 2 if in_fp8 else 1
         multiplied = max(work.decode_flops, queries * work.query_flops) / (peak * reached)
         read = work.bytes / (gpu.memory_bandwidth * c.kv)
         seconds = float(combine_bounds(np.array(read), np.array(multiplied)))
