@@ -51,7 +51,6 @@ class EngineState:
     next_start: float  # earliest start of the next step
     last_end: float  # end of the step scheduled last
     step_s: float  # duration of that step
-    last_gap_s: float  # inter-token latency recorded last, and its bin below
     next_visible: float  # when the scheduler sees the next request that was sent
     adapters_s: float  # what adapters add to the current step
     host_loaded: float  # when the last blocks from host memory arrive
@@ -70,7 +69,6 @@ class EngineState:
     num_waiting: int
     oldest: int  # index of the oldest step in flight
     num_steps_in_flight: int
-    last_gap_bin: int
     num_logged_steps: int
     num_gauges: int  # samples of the gauges
     stuck: int  # see `SimulationOutcome`
@@ -256,8 +254,7 @@ def create_engine_instance(
         waiting.append(waiting[0].copy())
     state: Any = np.zeros(1, ENGINE_STATE_DTYPE)
     state[0].num_free_slots, state[0].steps_since_receive = num_slots, rules.recv_interval
-    state[0].stuck, state[0].last_gap_s, state[0].next_visible = -1, -1.0, np.inf
-    state[0].token_ratio = rules.token_ratio
+    state[0].stuck, state[0].next_visible, state[0].token_ratio = -1, np.inf, rules.token_ratio
     return EngineInstance(
         state,
         pool,

@@ -260,10 +260,7 @@ def _process_outputs(
         if records.num_outputs[i] == 0:
             records.first_token[i] = end
         else:
-            gap = end - records.last_token[i]
-            if gap != state.last_gap_s:
-                state.last_gap_s, state.last_gap_bin = gap, step_kernels.get_itl_bin(gap)
-            engine.itl[state.last_gap_bin] += 1
+            engine.itl[step_kernels.get_itl_bin(end - records.last_token[i])] += 1
         records.last_token[i] = end
         records.num_outputs[i] += min(1 + accepted, left)
         if current:
