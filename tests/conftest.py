@@ -32,9 +32,16 @@ COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
 KEPT = pytest.StashKey[Path]()
 """Where the run keeps plans, for its workers and kernels together."""
 LONGEST = (
-    "readme", "knobs", "agreement", "browser", "real_tools", "report", "random_scenarios", "notebooks", "search",
-    "decision",
-)  # fmt: skip
+    "readme",
+    "report",
+    "notebooks",
+    "search",
+    "slim_base",
+    "answer",
+    "cockpit",
+    "renting",
+    "scaling",
+)
 """The files of tests that take the most time, longest first."""
 
 

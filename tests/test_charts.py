@@ -6,34 +6,23 @@ from dataclasses import replace
 import altair as alt
 import pandas as pd
 import pytest
-from shipped import answer_of, drawn_rows, plan_of, small_plan
+from shipped import drawn_rows, plan_of
 
 from planner.analysis import layout_tables as layout_study
-from planner.analysis import load_curves, tail_latency
-from planner.analysis.latency_rows import list_mean_latencies
+from planner.analysis import load_curves
 from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
-from planner.core.number_format import format_usd
 from planner.core.units import GIB
 from planner.hardware.gpus import get_gpu
-from planner.hardware.prices import PriceSelection
-from planner.planning import search
-from planner.planning.candidate import describe_deployment
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.search import Plan, search_deployments
-from planner.planning.simulation_runs import run_simulation
 from planner.planning.slo import SloTarget
-from planner.planning.tolerance import simulate_candidate
-from planner.planning.what_if import WhatIf
-from planner.ui import plan_tables as tables
 from planner.ui.charts import base as charts
-from planner.ui.charts import latency as charts_latency
 from planner.ui.charts import layout as charts_layout
 from planner.ui.charts import memory as charts_memory
 from planner.ui.charts import simulation as charts_replay
 from planner.ui.charts import summary as charts_summary
-from planner.ui.decision_memo import build_memo
 
 
 @pytest.fixture(scope="module")
@@ -49,105 +38,6 @@ def nothing(plan: Plan) -> Plan:
 
 # -------------------------------------------------------------------------------------------------------------
 # tables
-
-
-def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -> None:
-    table = tables.build_candidate_table(answer_of(plan))
-    states = list(table["targets"])
-    order = [state == "missed" for state in states]
-    assert order == sorted(order) and states[0] == layout_study.get_slo_label(plan.chosen)
-    assert list(table["deployment"]) == [
-        describe_deployment(c.deployment) for c in plan.candidates[: len(table)]
-    ]
-    for wanted in ("met", "at risk"):
-        bills = [
-            float(usd)
-            for usd, state in zip(table["USD per hour"], states, strict=True)
-            if state == wanted
-        ]
-        assert bills == sorted(bills)
-
-
-def test_the_counts_add_up(plan: Plan) -> None:
-    evaluated, closer, meeting, *ruled_out = map(
-        int, re.findall(r"\d+", tables.describe_search_effort(answer_of(plan)))
-    )
-    assert (evaluated, meeting) == (
-        len(plan.candidates),
-        sum(c.is_feasible for c in plan.candidates),
-    )
-    assert (
-        0
-        < closer
-        == sum(c.prediction.performance.num_simulated_requests > 0 for c in plan.candidates)
-    )
-    assert sum(ruled_out[1:]) == (ruled_out[0] if ruled_out else 0) == len(plan.rejected)
-
-
-@pytest.mark.exhaustive
-def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
-    assert nothing.chosen is None and nothing.best is not None
-    assert tables.summarize_plan(answer_of(nothing)).startswith("No plan meets the targets.")
-    first = tables.build_candidate_table(answer_of(nothing)).iloc[0]
-    (promise,) = nothing.scenario.slo_targets
-    over = nothing.best.prediction.performance.ttft["p95"].mid / promise.seconds
-    assert first["deployment"] == describe_deployment(nothing.best.deployment)
-    assert over > 1 and first["what is missing"].startswith("p95 TTFT ")
-    shares = [c.limit_utilization for c in nothing.candidates[:3]]
-    assert shares == sorted(shares)
-    table = layout_study.build_slo_table(nothing.scenario, nothing.best)
-    assert table["Verdict"][0] == "missed" and table["Share of the limit (%)"][0].mid > 100
-    assert "runner-up" not in tables.explain_choice(answer_of(nothing))
-    assert search.get_reference_deployment(nothing) is nothing.best.deployment
-
-
-def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
-    dearer = search_deployments(
-        replace(
-            plan.scenario,
-            prices=PriceSelection({"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9}),
-        )
-    )
-    memo = build_memo(answer_of(plan, (WhatIf("dearer", dearer),)))
-    _, rented, usd, change, *_ = memo.changes[0]
-    assert (usd, rented) == (format_usd(0.94 * 730.5), memo.options[0].name)
-    assert describe_deployment(dearer.chosen.deployment) == describe_deployment(
-        plan.chosen.deployment
-    )
-    assert change == f"{0.94 / plan.chosen.usd_per_hour - 1:+.0%}"
-
-
-def test_limits_that_change_nothing_when_relaxed_are_one_row() -> None:
-    """Two rows of the same deployment at the same price said the same thing twice."""
-    own = small_plan({"service_level": {"ttft": {"p95": 2000, "p99": 4000}, "tpot": {"p95": 80}}})
-    texts = [f"limit of {each.name} relaxed from 1 s to 2 s" for each in own.scenario.slo_targets]
-    changes = [WhatIf(text, own) for text in ("half the traffic", *texts[:2], "doubled")]
-    first, joined, last = build_memo(answer_of(own, changes)).changes
-    assert (first[0], last[0]) == ("Half the traffic", "Doubled")
-    assert "first token (p95)" in joined[0] and "first token (p99)" in joined[0]
-    assert joined[3] == "same" and joined[4].endswith("or more")
-    assert len(build_memo(answer_of(own, changes[:2])).changes) == 2
-
-
-def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:
-    found = plan.chosen.prediction.performance
-    row = tables.build_ramp_table({0.5: found}).iloc[0]
-    assert row["requests/s"] == "0.5" and row["p99 TTFT (ms)"].mid == pytest.approx(
-        found.ttft["p99"].mid * 1e3
-    )
-
-
-def test_every_promise_is_told_with_its_share(plan: Plan) -> None:
-    *targets, capacity = layout_study.build_slo_table(plan.scenario, plan.chosen).to_dict("records")
-    assert capacity["Limit"] == plan.scenario.workload.rate
-    assert capacity["Predicted"].mid == pytest.approx(
-        plan.chosen.prediction.performance.capacity.mid
-    )
-    for target, row in zip(plan.scenario.slo_targets, targets, strict=True):
-        value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
-        assert row["Predicted"].mid == pytest.approx(1e3 * value.mid)
-        assert row["Share of the limit (%)"].mid == pytest.approx(100 * value.mid / target.seconds)
-        assert row["Verdict"] == "met" or value.hi > target.seconds
 
 
 def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
@@ -183,30 +73,8 @@ def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
     assert meets == [True, False]
 
 
-def test_littles_law_counts_who_is_there(plan: Plan) -> None:
-    found = plan.chosen.prediction.performance
-    assert found.request_tps.mid == pytest.approx(plan.scenario.workload.rate)
-    assert simulate_candidate(plan.scenario, plan.chosen).prediction.performance == found
-
-
 # -------------------------------------------------------------------------------------------------------------
 # charts
-
-
-def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
-    bars = drawn_rows(charts_summary.plot_slos(answer_of(plan).best), "target")
-    for target in plan.scenario.slo_targets:
-        value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
-        drawn, limit = bars[str(target)], target.seconds
-        assert [drawn[end] for end in ("lo", "mid", "hi")] == pytest.approx(
-            [value.lo / limit, value.mid / limit, value.hi / limit]
-        )
-    rows = drawn_rows(charts_summary.plot_prices(answer_of(plan)), "deployment")
-    for candidate in plan.candidates[:6]:
-        assert rows[describe_deployment(candidate.deployment)]["cost"] == candidate.usd_per_hour
-    assert rows[describe_deployment(plan.chosen.deployment)]["state"] == layout_study.get_slo_label(
-        plan.chosen
-    )
 
 
 @pytest.mark.parametrize("traits", [{}, {"prefix_reuse": True, "structured_or_agentic": True}])
@@ -262,38 +130,6 @@ def test_a_sweep_marks_what_does_not_fit() -> None:
     )
     rows = drawn_rows(charts_memory.plot_memory_sweep(data, chosen=0.9), "status")
     assert rows["does not fit"]["mid"] == 0 and rows["ok"]["share"] == 0.9
-
-
-def test_one_requests_life_is_its_mean_times(plan: Plan) -> None:
-    found = plan.chosen.prediction.performance
-    text = charts_latency.plot_request_timeline(*list_mean_latencies(found), 120).to_json()
-    for words in (f"TTFT {found.ttft['mean'].mid * 1e3:,.0f} ms", f"ITL {found.itl['mean'].mid * 1e3:,.1f} ms",
-                  f"E2E {found.e2e['mean'].mid:,.2f} s"):  # fmt: skip
-        assert words in text
-
-
-def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
-    found = run_simulation(plan.chosen.deployment, plan.chosen.prediction.workload)
-    data = tail_latency.build_tail_curve(found, "ttft", plan.chosen.prediction.performance)
-    drawn = charts_replay.plot_tails({"TTFT": data}, {"TTFT": [("p95", 1000.0)]})
-    rows, (label,) = (
-        drawn_rows(drawn, "name"),
-        (one for one in drawn.hconcat[0].layer if "text" in str(one.mark)),
-    )
-    assert label.encoding.x.shorthand == "from:Q"  # where the curve is lowest
-    stated = plan.chosen.prediction.performance.ttft
-    for point in ("p50", "p95", "p99"):
-        assert rows[point]["mid"] == pytest.approx(stated[point].mid * 1e3, rel=0.01)
-    assert data["mid"].is_monotonic_decreasing  # by the share that is slower, from few to all
-
-
-def test_the_chosen_one_is_drawn_where_it_stands(plan: Plan) -> None:
-    data = layout_study.build_candidate_frame(
-        plan, [c for c in plan.candidates if c.prediction.can_start]
-    )
-    row = drawn_rows(charts_layout.plot_pareto_front(data, "p95 TTFT (ms)"), "chosen")[True]
-    assert row["cost"] == plan.chosen.usd_per_hour
-    assert row["mid"] == pytest.approx(plan.chosen.prediction.performance.ttft["p95"].mid * 1e3)
 
 
 def test_a_crowd_is_drawn_with_all_its_samples() -> None:

@@ -1,6 +1,6 @@
 """A real JupyterLab or Notebook 7 in a real browser, for the browser test and for pictures to look at.
 
-Run as a script it saves a picture of every notebook, light and dark: `python tests/lab.py FOLDER
+Run as a script it saves a picture of every notebook, light and dark: `python tests/maintenance/lab.py FOLDER
 [NOTEBOOK ...]`.
 """
 
@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 from planner.ui.lab_server import copy_notebooks
 from planner.ui.notebook_files import list_chapter_notebooks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 PANEL = "window.jupyterapp?.shell.currentWidget"
 CODE = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"

@@ -52,7 +52,7 @@ SESSIONS = {
     "max_context": 6000,
 }
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.7, "allowed": True}
-DATA = Path(__file__).with_name("data")
+DATA = Path(__file__).parents[1] / "data"
 PLANS: dict[str, Callable[[], Plan]] = {
     "small steps and drafts": lambda: plan_once(load_scenario(DATA / "chapter_layout.yaml")),
     "expert parallelism": lambda: small_plan(EXPERTS),
