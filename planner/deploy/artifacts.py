@@ -135,6 +135,7 @@ def render_artifacts(
         if launch.nodes > 1
         else list(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints))
     )
+    place = f"-gpu{deployment.first_gpu}" if deployment.first_gpu else ""
     values: dict[str, Any] = {
         **manifests.build_template_values(launch, prediction), "p": prediction, "targets": targets,
         "hosts": hosts, "scales_by_hour": scaling is not None and scaling.num_starts > 0,
@@ -142,13 +143,13 @@ def render_artifacts(
         "checkpoint": get_checkpoint(deployment),
         "ramp": predict_benchmark_ramp(prediction) if "bench.sh" in names else {},
         "lengths": explain_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
-        "directory": INSTALL_DIR, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
+        "directory": INSTALL_DIR + place, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
         "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
         "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
         "start_up": launch.start_up,
         "scaled": manifests.build_scaling_trigger(prediction, scaling) if "kubernetes" in wanted else None,
-        "unit": "headroom@.service", "unit_script": "serve.sh",
+        "unit": f"headroom{place}@.service", "unit_script": "serve.sh",
         **alerts.build_monitoring_values(prediction, targets, {"": endpoints}),
     }  # fmt: skip
     values["files"] = names

@@ -256,7 +256,8 @@ def count_nodes(deployment: Deployment) -> int:
 
 def get_port(deployment: Deployment, role: str = "") -> int:
     """Return the port of the first replica on a node, or of a pool's first worker."""
-    return deployment.engine.facts.port + DECODE_PORT_OFFSET * (role == "decode")
+    offset = DECODE_PORT_OFFSET * (role == "decode") + deployment.first_gpu
+    return deployment.engine.facts.port + offset
 
 
 def build_launches(
@@ -321,7 +322,7 @@ def build_deployment_launch(
         rank=lambda times=1: EnvVariable("NODE_RANK", "this node, counted from 0", times),
         drain_s=DRAIN_TIMEOUT_S,
         address=EnvVariable("MASTER_ADDR", "the address of node 0"),
-        master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
+        master_port=ReplicaPort(MASTER_PORT + deployment.first_gpu), beside=SiblingFile,
         pooling=find_pooling_option(engine.name, engine.version, task) if task else (),
         adapters=adapters,
         adapter_list=EnvVariable(

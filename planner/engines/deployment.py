@@ -65,6 +65,7 @@ class Deployment:
     memory_calibration: tuple[tuple[str, float], ...] = ()
     spare_replicas: int = 0  # beside those of the layout: paid, idle until one of these fails
     machine_sizes: tuple[int, ...] = ()  # GPUs of rentable machines; empty: any number
+    first_gpu: int = 0  # of a machine that it shares; its ports begin as many further on
 
     @property
     def num_gpus(self) -> int:
