@@ -15,7 +15,7 @@ from planner.hardware.gpus import get_gpu
 from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.search import search_deployments
 from planner.planning.slo import LatencyMetric, LatencyStatistic
-from planner.tools.fleet.fleet_file import FleetEntry
+from planner.tools.fleet.allocation import FleetEntry
 from planner.tools.sweep.runner import answer_point
 from planner.tools.sweep.sweep_spec import load_sweep_spec
 from planner.ui.cli import COMMANDS, EXIT_FAILURE, REPLACEMENTS, main

@@ -30,8 +30,7 @@ from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.what_if import run_what_ifs
 from planner.tools.answer_store import compute_answer_key, hash_file, prune_pickles
-from planner.tools.fleet.allocation import FleetPlan
-from planner.tools.fleet.fleet_file import plan_fleet
+from planner.tools.fleet.allocation import FleetPlan, plan_fleet
 from planner.ui.progress_line import draw_in_notebook
 
 CURRENT_SCENARIO = "current"

@@ -26,7 +26,7 @@ from planner.core.text import escape_to_one_line
 from planner.planning.scenario import find_scenario_file, load_scenario
 from planner.planning.search import Plan
 from planner.planning.what_if import run_what_ifs
-from planner.tools.fleet import fleet_file
+from planner.tools.fleet import allocation
 from planner.tools.fleet import tables as fleet_tables
 from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
@@ -144,28 +144,41 @@ def write_fleet_report(
     path of the PDF, and whether every scenario is served.
     """
     out = (out or Path("reports") / path.stem).resolve()
-    plan = fleet_file.plan_fleet(path)
+    plan = allocation.plan_fleet(path)
+    members = allocation.build_member_plans(plan)
     check_not_overwriting(
         [path, *(file for scenario in plan.scenarios.values() for file in scenario.files)],
         [out / "report.pdf"],
     )
-    for name, part in plan.plans.items():
+    for name, part in members.items():
         check_plan_folder(part.scenario, out / name, force=force)
     ensure_folder(out)
-    show_answer(fleet_file.format_fleet_plan(plan))
+    show_answer(fleet_tables.format_fleet_plan(plan))
     if get_progress_watch().is_interrupted:
         raise KeyboardInterrupt
-    stock = ", ".join(f"{count} x {kind}" for kind, count in plan.fleet.stock.items())
-    limits = {"USD per hour, at most": plan.fleet.budget, "W, at most": plan.fleet.power}
-    owned = [("Owned", ", ".join(sorted(plan.fleet.owned)))] * bool(plan.fleet.owned)
-    facts = [*fleet_tables.list_deployments(plan), ("Stock", stock), *owned]
+    runs, entry = fleet_tables.describe_runs(plan.current), plan.entry
+    facts = [
+        (
+            name,
+            "; ".join(
+                [each.model, str(each.workload), *map(str, each.slo_targets), runs.get(name, "")]
+            ),
+        )
+        for name, each in plan.scenarios.items()
+    ]
+    limits = {
+        "USD per hour, at most": entry.usd_per_hour_at_most,
+        "W, at most": entry.power_at_most,
+    }
+    facts += [("Stock", ", ".join(f"{count} x {kind}" for kind, count in entry.stock.items()))]
+    facts += [("Owned", ", ".join(entry.owned))] * bool(entry.owned)
     facts += [(name, f"{limit:,.10g}") for name, limit in limits.items() if math.isfinite(limit)]
     facts += [("Left out", plan.left_out)] * bool(plan.left_out)
     facts += [
         ("Date", f"{get_report_date():%-d %B %Y}"),
         ("Planned with", f"Headroom {__version__}"),
     ]
-    title = {"name": plan.name, "question": "Several services on one stock of GPUs, at least cost."}
+    title = {"name": path.stem, "question": "Several services on one stock of GPUs, at least cost."}
     title |= {
         "verdict": fleet_tables.summarize_fleet(plan),
         "spare": " ".join(
@@ -175,9 +188,9 @@ def write_fleet_report(
     report = _write_single_notebook_report(
         plan, NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts), out
     )
-    for name, part in plan.plans.items():
+    for name, part in members.items():
         write_plan_files(build_answer(part, FILE_PARTS), out / name)
-    return report, plan.current_allocation is not None
+    return report, plan.current is not None
 
 
 def _write_single_notebook_report(

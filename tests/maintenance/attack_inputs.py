@@ -38,6 +38,7 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which th
 
 from metrics_pages import Server
 from scenario_generator import generate
+from shipped import small_plan
 from test_output_files import MEASURED
 from test_plan_command import QUESTION
 from test_shown_secrets import FORMS, OPTIONS, PLANTED, find_planted
@@ -53,8 +54,8 @@ from planner.tools.batch import predict_row
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.tools.diagnostics.traffic_profile import build_traffic_profile
-from planner.tools.fleet.allocation import FleetOption
-from planner.tools.fleet.fleet_file import format_fleet_plan, plan_fleet
+from planner.tools.fleet.allocation import FleetOption, plan_fleet
+from planner.tools.fleet.tables import format_fleet_plan
 from planner.tools.lint.report import lint
 from planner.tools.sweep.runner import answer_point as sweep_answer
 from planner.tools.sweep.sweep_spec import load_sweep_spec
@@ -534,10 +535,13 @@ def fleet(rng: random.Random, folder: Path) -> Any:
     data = {"scenarios": ["chat-70b", "edge-8b-24gb"], "stock": {"H100-SXM": 8, "L4": 4}, "growth": 1.3,
             "usd_per_hour_at_most": 100, "power_at_most": 9000}  # fmt: skip
     path = written(folder / "fleet.yaml", yaml.safe_dump(spoilt(data, rng)), rng)
-    one = (rng.randrange(1, 9), rng.random() * 10, rng.random() * 700, rng.choice((1.0, 0.5, 1e-6)))
+    plan = small_plan()
+    assert plan.chosen
+    needs = (rng.randrange(1, 9), rng.random() * 10, rng.random() * 700)
+    does = (rng.choice((1.0, 0.5, 1e-6)), 1 + rng.random(), rng.randrange(1, 9))
     with mock.patch(
-        "planner.tools.fleet.fleet_file.generate_fleet_options",
-        lambda _, kind, known_names=(), is_owned=False: [FleetOption("all", kind, *one)],
+        "planner.tools.fleet.allocation.plan_on_gpu",
+        lambda _, kind, *__: [FleetOption(plan, plan.chosen, kind, *needs, *does)],
     ):
         return format_fleet_plan(plan_fleet(path))
 

@@ -1,334 +1,196 @@
-"""Tabulate and describe a fleet plan: its allocation, shadow prices and growth."""
+"""Tabulate and describe a fleet plan: its allocation, growth, and what one more GPU does."""
 
 import math
-from collections.abc import Mapping
 
 import pandas as pd
 
-from planner.answers.build import build_offer
-from planner.answers.deployment_wording import describe_weights
-from planner.core.number_format import format_number, format_probability
-from planner.models.registry import load_model
-from planner.planning.candidate import describe_deployment, describe_formats
-from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
+from planner.core.number_format import format_probability
+from planner.core.text import format_columns
+from planner.planning.candidate import PROBABILITY_TIE, describe_deployment
+from planner.planning.scenario_schema import MAX_GPUS_PER_KIND
 from planner.tools.fleet.allocation import (
-    GROWTH_RESOLUTION,
+    DOUBT_USD,
+    GROWTH_STEP,
+    SAFER_PRICE_FACTOR,
     Allocation,
-    FleetOption,
     FleetPlan,
+    allocate_stock,
     find_max_growth,
 )
 
-LOAD_LIMITS = ("load", "users", "job")
-"""Kinds of limit that the load uses."""
-NOT_KNOWN = "\N{EN DASH}"
-"""What stands for a figure that there is not."""
-FREE_GPU_LABEL = "free"
-"""Owner of the GPUs that no scenario uses."""
+FREE_GPU_LABEL, LOAD_COLUMN = "free", "every load, times"
+"""Owner of the GPUs that no scenario uses; the column of loads."""
+
+
+def describe_runs(allocation: Allocation | None) -> dict[str, str]:
+    """Describe what each scenario runs on."""
+    return {
+        name: describe_deployment(option.candidate.deployment.with_replicas(option.replicas))
+        for name, option in (allocation or {}).items()
+    }
+
+
+def _sum_usd(allocation: Allocation | None) -> float:
+    return math.fsum(option.usd_per_hour for option in (allocation or {}).values())
 
 
 def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
-    """Return a row per scenario and deployment; none if the fleet is infeasible.
+    """Return a row per scenario; none if the fleet is infeasible.
 
-    The load is beside what of the capacity may be used, as in the scenario's own plan; up to
-    `confident up to` the replicas meet the targets as probably as the scenario asks for.
+    Up to `confident up to` the replicas meet the targets as probably as the scenario asks for.
     """
     rows = [
         (
             name,
             plan.scenarios[name].model.rpartition("/")[2],
-            (described := _describe_replicas(plan, name, option, count))[0],
-            described[1] + ", converted" * _differs_from_checkpoint(plan.scenarios[name], option),
-            _format_price(plan, option.gpu, count * option.usd_per_hour),
-            *_format_load(plan.judged.get((name, option, count))),
-            f"{count * option.load_fraction:.2f} times",
+            describe_runs(plan.current)[name],
+            f"{option.usd_per_hour:,.2f}",
+            format_probability(option.probability, plan.scenarios[name].confidence),
+            f"{option.candidate.capacity_utilization:.0%}",
+            f"{option.max_load:.2f} times",
         )
-        for name, replicas in _get_replicas(plan).items()
-        for option, count in replicas.items()
+        for name, option in (plan.current or {}).items()
     ]
-    columns = [
-        "scenario",
-        "model",
-        "deployment",
-        "weights",
-        "USD/h",
-        "likely",
-        "load, of usable capacity",
-        "confident up to",
-    ]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def list_deployments(plan: FleetPlan) -> list[tuple[str, str]]:
-    """List each scenario with its traffic, targets, and what it runs on."""
-    current = plan.current_allocation
-    runs = _describe_allocation(plan, current) if current else {}
-    rows = []
-    for name, scenario in plan.scenarios.items():
-        targets = ", ".join(map(str, scenario.slo_targets))
-        parts = [scenario.model.rpartition("/")[2], str(scenario.workload), targets, runs.get(name)]
-        rows.append((name, "; ".join(filter(None, parts))))
-    return rows
-
-
-def _describe_replicas(
-    plan: FleetPlan, name: str, option: FleetOption, count: int
-) -> tuple[str, str]:
-    """Describe a number of replicas, and the format of their weights."""
-    judged = plan.judged.get((name, option, count)) or option.plan
-    if judged is None or judged.chosen is None:
-        return f"{count} x ({option.description})", NOT_KNOWN
-    deployment = judged.chosen.deployment.with_replicas(count)
-    weights = describe_weights(build_offer(judged.scenario, judged.chosen))
-    where = describe_deployment(deployment).removesuffix(f", {describe_formats(deployment)}")
-    return where, weights.removesuffix(" weights")
-
-
-def _differs_from_checkpoint(scenario: Scenario, option: FleetOption) -> bool:
-    """Tell whether a replica's weights are converted from those of the checkpoint."""
-    if option.plan is None or option.plan.chosen is None:
-        return False
-    method = option.plan.chosen.deployment.model.quantization.method
-    return method != load_model(scenario.model).quantization.method
-
-
-def _format_price(plan: FleetPlan, kind: str, usd: float) -> str:
-    return "owned" if kind in plan.fleet.owned else f"{usd:,.2f}"
-
-
-def _format_load(judged: Plan | None) -> tuple[str, str]:
-    """Format the probability, and the load beside the usable capacity."""
-    if judged is None or judged.chosen is None:
-        return NOT_KNOWN, NOT_KNOWN
-    likely = format_probability(judged.probability, judged.chosen.confidence)
-    limits = build_offer(judged.scenario, judged.chosen).limits
-    limit = next((each for each in limits if each.kind in LOAD_LIMITS), None)
-    if limit is None:
-        return likely, NOT_KNOWN
-    load, most = format_number(limit.value), format_number(limit.limit)
-    return likely, f"{load} of {most} {limit.unit}"
-
-
-def _get_replicas(plan: FleetPlan) -> Mapping[str, Mapping[FleetOption, int]]:
-    return plan.current_allocation.replicas if plan.current_allocation else {}
+    return pd.DataFrame(
+        rows,
+        columns=[
+            "scenario",
+            "model",
+            "deployment",
+            "USD/h",
+            "likely",
+            "of usable capacity",
+            "confident up to",
+        ],
+    )
 
 
 def build_gpu_usage_table(plan: FleetPlan) -> pd.DataFrame:
     """Return the GPUs by kind and by scenario, with those that are free."""
-    rows = []
-    for kind, stock in plan.fleet.stock.items():
-        used = [
-            (name, sum(option.gpus * n for option, n in replicas.items() if option.gpu == kind))
-            for name, replicas in _get_replicas(plan).items()
-        ]
-        used.append((FREE_GPU_LABEL, stock - sum(num_gpus for _, num_gpus in used)))
-        rows += [(kind, name, num_gpus) for name, num_gpus in used if num_gpus]
-    return pd.DataFrame(rows, columns=["GPU", "who", "GPUs"])
+    used = [(each.gpu, name, each.gpus) for name, each in (plan.current or {}).items()]
+    free = [
+        (kind, FREE_GPU_LABEL, count - plan.count_used(kind))
+        for kind, count in plan.entry.stock.items()
+    ]
+    return pd.DataFrame([*used, *free], columns=["GPU", "who", "GPUs"])
 
 
 def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
-    """Return a row per kind of GPU: stock, use, shadow price, and growth with one more GPU."""
-    used = plan.current_allocation.gpus_by_kind if plan.current_allocation else {}
+    """Return a row per kind of GPU: stock, use, what one more saves, and growth with one more."""
     rows = [
         (
             kind,
-            stock,
-            used.get(kind, 0),
-            (
-                _format_price(plan, kind, plan.shadow_prices[kind])
-                if kind in plan.shadow_prices
-                else None
-            ),
-            _format_growth_with_one_more(plan, kind),
+            count,
+            plan.count_used(kind),
+            f"{max(_sum_usd(plan.current) - _sum_usd(larger.current), 0.0):,.2f}",
+            f"{find_max_growth(larger):.2f} times",
         )
-        for kind, stock in plan.fleet.stock.items()
+        for kind, count in plan.entry.stock.items()
+        for larger in [plan.with_limits(stock={**plan.entry.stock, kind: count + 1})]
     ]
-    columns = [
-        "GPU",
-        "stock",
-        "in use",
-        "one more saves (USD/h)",
-        "and every load may grow to",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(
+        rows,
+        columns=["GPU", "stock", "in use", "one more saves (USD/h)", "and every load may grow to"],
+    )
 
 
 def build_growth_limit_table(plan: FleetPlan) -> pd.DataFrame:
     """Return the largest growth of each scenario while the others stay, the smallest first."""
-    rows = [
-        (name, _format_factor(plan, plan.max_growth_alone[name]))
-        for name in sorted(plan.max_growth_alone, key=plan.max_growth_alone.__getitem__)
-    ]
+    alone = sorted((find_max_growth(plan, {name}), name) for name in plan.options)
+    rows = [(name, f"{growth:.2f} times") for growth, name in alone]
     return pd.DataFrame(rows, columns=["scenario", "its load may grow to"])
 
 
-def sweep_fleet_growth(plan: FleetPlan) -> pd.DataFrame:
-    """Return the cost and GPUs over the growth of all loads, to twice `plan.growth` or the largest.
-
-    At each load they are the cheapest that meet the targets as probably as the scenarios ask for.
-    """
-    return pd.DataFrame(
-        [
-            (load, allocation.usd_per_hour, sum(allocation.gpus_by_kind.values()))
-            for load, allocation in plan.growth_allocations
-        ],
-        columns=["every load, times", "USD per hour", "GPUs"],
-    )
-
-
 def build_growth_step_table(plan: FleetPlan) -> pd.DataFrame:
-    """Return a row for each load from which on other replicas are needed, and which."""
-    rows: list[tuple[str, int, str, str]] = []
-    before: dict[str, str] = {}
-    for load, allocation in plan.growth_allocations:
-        runs = _describe_allocation(plan, allocation)
+    """Return a row for each load, up to twice the growth, from which on others are the cheapest."""
+    rows, load, before = [], 1.0, dict[str, str]()
+    while load < 2 * plan.entry.growth - 1 and (found := allocate_stock(plan, load)):
+        runs, gpus = describe_runs(found), sum(option.gpus for option in found.values())
         changes = [f"{name} on {run}" for name, run in runs.items() if before.get(name) != run]
-        if changes:
-            gpus = sum(allocation.gpus_by_kind.values())
-            usd = f"{allocation.usd_per_hour:,.2f}"
-            rows.append((f"{load:.2f}", gpus, usd, "; ".join(changes)))
-        before = runs
-    table = pd.DataFrame(rows, columns=["every load, times", "GPUs", "USD/h", "what changes"])
-    return table.drop(columns="USD/h") if plan.owns_all else table
-
-
-def _describe_allocation(plan: FleetPlan, allocation: Allocation) -> dict[str, str]:
-    """Describe what each scenario runs on, such as "4 x H100-SXM, TP4, FP8"."""
-    return {
-        name: " and ".join(
-            ", ".join(_describe_replicas(plan, name, *item)).removesuffix(f", {NOT_KNOWN}")
-            for item in replicas.items()
-        )
-        for name, replicas in allocation.replicas.items()
-    }
+        rows.append((round(load, 2), gpus, round(_sum_usd(found), 2), "; ".join(changes)))
+        load, before = GROWTH_STEP / 100 + min(option.max_load for option in found.values()), runs
+    return pd.DataFrame(rows, columns=[LOAD_COLUMN, "GPUs", "USD/h", "what changes"])
 
 
 def summarize_fleet(plan: FleetPlan) -> str:
-    """Return the cost, power and probability of the fleet, or why it is infeasible."""
-    current = plan.current_allocation
-    if current is None:
-        return f"No allocation serves every scenario. Limited by {describe_binding_limits(plan)}."
-    used = ", ".join(
-        f"{current.gpus_by_kind.get(kind, 0)} of {stock} {'owned ' * (kind in plan.fleet.owned)}{kind}"
-        for kind, stock in plan.fleet.stock.items()
-    )
-    risks = [
-        name
-        for name, replicas in current.replicas.items()
-        if any(option.at_risk for option in replicas)
-    ]
-    cost = "at" if plan.owns_all else f"for ${current.usd_per_hour:,.2f}/h and"
-    text = f"Every scenario is served {cost} {current.watts:,.0f} W on average, on {used}."
-    text += f" At risk: {', '.join(risks)}." * (len(risks) > 0)
-    return " ".join(filter(None, (text, describe_probabilities(plan, current))))
+    """Return the cost, power and probabilities of the fleet, or why it is infeasible.
 
-
-def describe_probabilities(plan: FleetPlan, allocation: Allocation) -> str:
-    """Describe how probably each scenario meets its targets, and all of them together.
-
-    All do at most as probably as the least probable, if their errors have one cause, and at least
-    with the product, if they have nothing in common.
+    All together meet their targets at least as probably as if their errors had nothing in common.
     """
-    odds = {name: plan.get_probability(allocation, name) for name in allocation.replicas}
-    if any(map(math.isnan, odds.values())):
-        return ""
-    each = ", ".join(f"{name} {format_probability(p)}" for name, p in odds.items())
-    text = f"Likely to meet every target: {each}"
-    if len(odds) == 1:
-        return f"{text}."
-    least, most = (
-        format_probability(math.prod(odds.values())),
-        format_probability(min(odds.values())),
+    if plan.current is None:
+        return f"No allocation serves every scenario: {describe_limits(plan, 1.0)}."
+    stock = ", ".join(
+        f"{plan.count_used(kind)} of {count} {'owned ' * (kind in plan.entry.owned)}{kind}"
+        for kind, count in plan.entry.stock.items()
     )
-    together = most if least == most else f"{least} (independent errors) to {most} (shared ones)"
-    return f"{text}; all together {together}."
+    watts = math.fsum(option.watts for option in plan.current.values())
+    return (
+        f"Every scenario is served for ${_sum_usd(plan.current):,.2f}/h and {watts:,.0f} W on average,"
+        f" on {stock}. Likely to meet every target: {_describe_odds(plan.current)}."
+    )
+
+
+def _describe_odds(allocation: Allocation) -> str:
+    each = [f"{name} {format_probability(one.probability)}" for name, one in allocation.items()]
+    least = math.prod(option.probability for option in allocation.values())
+    return f"{', '.join(each)}; all together at least {format_probability(least)}"
 
 
 def describe_safer(plan: FleetPlan) -> str:
     """Describe what is safer within the stock, for how much more; empty if nothing is."""
-    current, safer = plan.current_allocation, plan.safer
-    if current is None or safer is None:
+    current = plan.current or {}
+    safer = allocate_stock(plan, doubt_usd=DOUBT_USD + SAFER_PRICE_FACTOR * _sum_usd(current)) or {}
+    changes = {name: option for name, option in safer.items() if option != current[name]}
+    if all(
+        changes[name].probability < current[name].probability + PROBABILITY_TIE for name in changes
+    ):
         return ""
-    runs = _describe_allocation(plan, safer)
-    changes = " and ".join(
-        f"{name} on {runs[name]} ({format_probability(plan.get_probability(safer, name))} likely)"
-        for name, replicas in safer.replicas.items()
-        if replicas != current.replicas[name]
-    )
-    left = ", ".join(
-        f"{stock - current.gpus_by_kind.get(kind, 0)} {kind}"
-        for kind, stock in plan.fleet.stock.items()
-        if stock > current.gpus_by_kind.get(kind, 0)
-    )
-    odds = format_probability(math.prod(plan.get_probability(safer, name) for name in runs))
-    more = safer.usd_per_hour - current.usd_per_hour
+    runs = " and ".join(f"{name} on {run}" for name, run in describe_runs(changes).items())
     return (
-        f"Safer, with the {left} that are left: {changes}, for ${more:,.2f}/h more; all together at"
-        f" least {odds}."
+        f"Safer, with GPUs that are left: {runs}, for ${_sum_usd(safer) - _sum_usd(current):,.2f}/h"
+        f" more. Likely then: {_describe_odds(safer)}."
     )
-
-
-def describe_shadow_prices(plan: FleetPlan) -> str:
-    """Return the shadow prices in a sentence; those of GPUs of one's own are no money."""
-    if plan.owns_all and plan.shadow_prices:
-        growths = [
-            f"{_format_growth_with_one_more(plan, kind)} with {kind}" for kind in plan.fleet.stock
-        ]
-        return f"With one more GPU every load may grow to: {', '.join(growths)}."
-    saving = [
-        f"${usd:,.2f}/h with {kind}" for kind, usd in plan.shadow_prices.items() if usd > 0.005
-    ]
-    if saving:
-        return f"One more GPU saves {', '.join(saving)}."
-    return "One more GPU of any kind saves nothing." if plan.shadow_prices else ""
 
 
 def describe_growth(plan: FleetPlan) -> str:
-    """Return what serves the grown load, and the growth and limit at which the fleet is infeasible."""
-    if plan.current_allocation is None:
+    """Return what serves the grown load, and the largest growth with what limits it."""
+    if plan.current is None:
         return ""
-    text = (
-        "What runs meets the targets as probably as asked up to"
-        f" {plan.current_allocation.load_factor:.2f} times every load. With {plan.growth:g} times"
-        f" every load: {_describe_grown(plan)}."
-    )
-    if math.isinf(plan.max_growth):
-        return f"{text} Every scenario is served up to {plan.growth_limit:g} times."
+    grown, most = allocate_stock(plan, plan.entry.growth), find_max_growth(plan)
+    runs = "; ".join(f"{name} on {run}" for name, run in describe_runs(grown).items())
     return (
-        f"{text} The largest growth is {plan.max_growth:.2f} times, limited by"
-        f" {describe_binding_limits(plan)}."
+        "What runs meets the targets as probably as asked up to"
+        f" {min(option.max_load for option in plan.current.values()):.2f} times every load. With"
+        f" {plan.entry.growth:g} times every load:"
+        f" {f'${_sum_usd(grown):,.2f}/h ({runs})' if grown else 'not served'}. The largest growth is"
+        f" {most:.2f} times: {describe_limits(plan, most + GROWTH_STEP)}."
     )
 
 
-def _describe_grown(plan: FleetPlan) -> str:
-    grown = plan.grown_allocation
-    if grown is None:
-        return "not served"
-    if plan.is_ready_to_grow:
-        return "served by what runs"
-    runs = "; ".join(f"{name} on {run}" for name, run in _describe_allocation(plan, grown).items())
-    gpus = ", ".join(f"{count} {kind}" for kind, count in grown.gpus_by_kind.items())
-    cost = f"${grown.usd_per_hour:,.2f}/h on " * (not plan.owns_all)
-    return f"{cost}{gpus} ({runs})"
-
-
-def describe_binding_limits(plan: FleetPlan) -> str:
-    """Return the binding limits in words."""
-    unserved = [name for name, options in plan.fleet.options.items() if not options]
-    if unserved:
+def describe_limits(plan: FleetPlan, load: float) -> str:
+    """Describe the limits of which any alone is in the way of so many times every load."""
+    if unserved := [name for name, options in plan.options.items() if not options]:
         return f"no GPU of the stock serves {', '.join(unserved)}"
-    return "any of " * (len(plan.binding_limits) > 1) + ", ".join(plan.binding_limits)
+    stock = plan.entry.stock
+    relaxed = {
+        **{
+            f"the stock of {kind}": plan.with_limits(stock={**stock, kind: MAX_GPUS_PER_KIND})
+            for kind in stock
+        },
+        "the budget": plan.with_limits(usd_per_hour_at_most=math.inf),
+        "the power": plan.with_limits(power_at_most=math.inf),
+    }
+    limits = [name for name, other in relaxed.items() if allocate_stock(other, load)]
+    return f"the limit is {' or '.join(limits) or 'all of them together'}"
 
 
-def _format_growth_with_one_more(plan: FleetPlan, kind: str) -> str:
-    most = find_max_growth(plan.fleet.with_gpus(kind, 1), limit=plan.growth_limit)
-    return _format_factor(plan, most)
-
-
-def _format_factor(plan: FleetPlan, factor: float) -> str:
-    if math.isnan(factor):
-        return "\N{EN DASH}"
-    if math.isinf(factor):
-        return f"more than {plan.growth_limit:g} times"
-    return f"{factor:.2f} times" if factor >= 1 + GROWTH_RESOLUTION else "not at all"
+def format_fleet_plan(plan: FleetPlan) -> str:
+    """Return the finding, the allocation as a table, then growth and what one more GPU does."""
+    tables = [build_allocation_table(plan), build_shadow_price_table(plan)] if plan.current else []
+    shown = [
+        format_columns([tuple(table.columns), *table.astype(str).itertuples(index=False)])
+        for table in tables
+    ]
+    texts = [summarize_fleet(plan), *shown[:1], describe_safer(plan), describe_growth(plan)]
+    texts += [*shown[1:], plan.left_out and f"Left out: {plan.left_out}."]
+    return "\n\n".join(filter(None, texts))

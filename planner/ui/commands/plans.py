@@ -294,8 +294,5 @@ def run_fleet(options: argparse.Namespace) -> int:
     out = options.out or Path("reports") / options.fleet.stem
     check_report_folder(out, force=options.force)
     path, is_served = write_fleet_report(options.fleet, out, force=options.force)
-    print(
-        f"report: {path}; beside it a folder of each scenario's plan and launch files, whose scripts"
-        " count the GPUs and ports of a machine from 0"
-    )
+    print(f"report: {path}; beside it a folder of each scenario's plan and launch files")
     return EXIT_CODES["holds" if is_served else "nothing_meets"]
