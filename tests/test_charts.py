@@ -16,8 +16,7 @@ from planner.core.units import GIB
 from planner.hardware.gpus import get_gpu
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
-from planner.planning.search import Plan, search_deployments
-from planner.planning.slo import SloTarget
+from planner.planning.search import Plan
 from planner.ui.charts import base as charts
 from planner.ui.charts import layout as charts_layout
 from planner.ui.charts import memory as charts_memory
@@ -28,12 +27,6 @@ from planner.ui.charts import summary as charts_summary
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return plan_of("edge-8b-24gb")
-
-
-@pytest.fixture(scope="module")
-def nothing(plan: Plan) -> Plan:
-    """The same question with a limit that light does not keep."""
-    return search_deployments(replace(plan.scenario, slo_targets=(SloTarget("ttft", "p95", 1e-4),)))
 
 
 # -------------------------------------------------------------------------------------------------------------
