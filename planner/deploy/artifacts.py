@@ -13,7 +13,12 @@ from planner.core.progress import show_step
 from planner.core.templates import render_template
 from planner.deploy import alerts, manifests
 from planner.deploy.arguments import format_for_script
-from planner.deploy.launch_spec import BOOTSTRAP_PORT, build_launch, build_launches, get_checkpoint
+from planner.deploy.launch_spec import (
+    BOOTSTRAP_PORT,
+    LaunchSpec,
+    build_launches,
+    get_checkpoint,
+)
 from planner.engines.metric_names import get_metric_names
 from planner.latency.performance import Performance
 from planner.latency.startup_time import DEFAULT_STORAGE
@@ -47,15 +52,16 @@ ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     **manifests.MANIFEST_FILES,
 }
 """The artifact kinds that a scenario may request, and their files."""
-POOL_UNITS: dict[str, str] = {
+UNIT_SCRIPTS: dict[str, str] = {
+    "headroom@.service": "serve.sh",
     "headroom-prefill@.service": "prefill.sh",
     "headroom-decode@.service": "decode.sh",
     "headroom-router.service": "router.sh",
 }
-"""The systemd units of pools, and the script that each starts."""
+"""The systemd units of replicas and of pools, and the script that each starts."""
 DISAGGREGATED_ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     "script": ("prefill.sh", "decode.sh", "router.sh", "serve.env"),
-    "unit": (*POOL_UNITS,),
+    "unit": ("headroom-prefill@.service", "headroom-decode@.service", "headroom-router.service"),
     **{kind: ARTIFACT_FILES[kind] for kind in ("benchmark", "alerts", "dashboard", "checklist")},
     "kubernetes": ("k8s/serve.yaml", "k8s/monitor.yaml"),
 }
@@ -79,28 +85,25 @@ Monitoring files need the names of the engine's metrics in the catalog.
 def list_artifact_files(
     prediction: Prediction, wanted: Sequence[str] = DEFAULT_ARTIFACTS
 ) -> list[str]:
-    """Return the names of the files that `render_artifacts` renders."""
+    """Return the names of the files that `render_artifacts` renders.
+
+    Some need metrics that the engine lacks, and a single replica scales to nothing.
+    """
     deployment = prediction.deployment
-    engine = deployment.engine
-    missing = set(alerts.MONITORING_FILES) if get_metric_names(engine).without else set()
+    files = DISAGGREGATED_ARTIFACT_FILES if prediction.prefill else ARTIFACT_FILES
+    missing = set[str]() if deployment.engine.name == "trtllm" else {"trtllm.yaml"}
+    if get_metric_names(deployment.engine).without:
+        missing |= {*alerts.MONITORING_FILES, "k8s/scale.yaml", "k8s/monitor.yaml"}
+    if deployment.num_replicas <= 1 + deployment.spare_replicas:
+        missing.add("k8s/scale.yaml")
     unsupported = manifests.explain_unsupported_manifests(prediction, wanted)
-    if prediction.prefill:
-        missing |= {"k8s/monitor.yaml"} if get_metric_names(engine).without else set()
-        kinds = [
-            DISAGGREGATED_ARTIFACT_FILES.get(kind, ()) for kind in wanted if kind not in unsupported
-        ]
-        return [name for names in kinds for name in names if name not in missing]
-    missing |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
-    named = [
-        (
-            manifests.list_manifest_files(kind, deployment)
-            if kind in manifests.MANIFEST_FILES
-            else ARTIFACT_FILES[kind]
-        )
+    return [
+        name
         for kind in wanted
         if kind not in unsupported
+        for name in files.get(kind, ())
+        if name not in missing
     ]
-    return [name for names in named for name in names if name not in missing]
 
 
 def render_artifacts(
@@ -117,139 +120,106 @@ def render_artifacts(
     """
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
-    names, unsupported = (
-        list_artifact_files(prediction, wanted), manifests.explain_unsupported_manifests(prediction, wanted)
-    )  # fmt: skip
-    if unsupported and not names:
+    names = list_artifact_files(prediction, wanted)
+    if not names and (unsupported := manifests.explain_unsupported_manifests(prediction, wanted)):
         raise PlannerError(f"files: {next(iter(unsupported.values()))}")
-    if prediction.prefill:
-        return _render_pool_artifacts(prediction, targets, storage, names)
-    deployment = prediction.deployment
-    engine = deployment.engine
-    launch = build_launch(prediction, storage)
-    endpoints = alerts.list_metrics_endpoints(
-        deployment.num_replicas, launch.port, launch.replicas_per_node, launch.nodes
-    )
-    hosts = (
-        [f"node-{node}" for node in range(deployment.num_replicas * launch.nodes)]
-        if launch.nodes > 1
-        else list(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints))
-    )
-    place = f"-gpu{deployment.first_gpu}" if deployment.first_gpu else ""
-    values: dict[str, Any] = {
-        **manifests.build_template_values(launch, prediction), "p": prediction, "targets": targets,
-        "hosts": hosts, "scales_by_hour": scaling is not None and scaling.num_starts > 0,
-        "storage": storage,
-        "checkpoint": get_checkpoint(deployment),
+    launches = build_launches(prediction, storage)
+    values = _build_values(prediction, launches, targets, names, scaling) | {"storage": storage}
+    return {name: _render_file(name, prediction, launches, values) for name in names}
+
+
+def _build_values(
+    prediction: Prediction, launches: Sequence[LaunchSpec], targets: Sequence[SloTarget],
+    names: Sequence[str], scaling: AutoscalingPlan | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the values of all templates: what every file says, and those of one kind of file."""
+    last, engine = launches[-1], prediction.deployment.engine
+    place = f"-gpu{first}" if (first := prediction.deployment.first_gpu) else ""
+    endpoints = {
+        launch.role: alerts.list_metrics_endpoints(
+            launch.deployment.num_replicas, launch.port, launch.replicas_per_node, launch.nodes,
+            launch.role,
+        )
+        for launch in launches
+    }  # fmt: skip
+    hosts = [endpoint.rpartition(":")[0] for each in endpoints.values() for endpoint in each]
+    if last.nodes > 1 and not last.role:
+        hosts = [f"node-{node}" for node in range(last.deployment.num_replicas * last.nodes)]
+    values = {
+        **manifests.build_template_values(last, prediction), "p": prediction, "targets": targets,
+        "files": names, "hosts": list(dict.fromkeys(hosts)),
+        "scales_by_hour": scaling is not None and scaling.num_starts > 0,
+        "checkpoint": get_checkpoint(prediction.deployment),
         "ramp": predict_benchmark_ramp(prediction) if "bench.sh" in names else {},
         "lengths": explain_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
         "directory": INSTALL_DIR + place, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
         "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
         "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
-        "start_up": launch.start_up,
-        "scaled": manifests.build_scaling_trigger(prediction, scaling) if "kubernetes" in wanted else None,
-        "unit": f"headroom{place}@.service", "unit_script": "serve.sh",
-        **alerts.build_monitoring_values(prediction, targets, {"": endpoints}),
-    }  # fmt: skip
-    values["files"] = names
-    kinds = [kind for kind in wanted if kind in manifests.MANIFEST_FILES]
-    rendered = manifests.render_manifests(
-        [kind for kind in kinds if kind not in unsupported], launch, prediction, scaling
-    )
-    if {"alerts.yml", "k8s/monitor.yaml"} <= {*names}:
-        rendered["k8s/monitor.yaml"] += render_template(
-            "deploy",
-            "k8s/rules.yaml",
-            rules=Markup(render_template("deploy", "alerts.yml", **values)),
-            **values,
-        )
-    rendered |= {"trtllm.yaml": launch.config} | (
-        {"grafana.json": alerts.render_dashboard(values)} if "grafana.json" in names else {}
-    )
-    return {
-        name: rendered[name] if name in rendered else render_template("deploy", name, **values)
-        for name in names
-    }
-
-
-def _render_pool_artifacts(
-    prediction: Prediction, targets: Sequence[SloTarget], storage: str, names: Sequence[str]
-) -> dict[str, str]:
-    """Return the files `names` for the workers of both pools, the router and the benchmark."""
-    prefill, decode = build_launches(prediction, storage)
-    deployment, serving = prediction.deployment, decode.serving
-    if serving.router is None:
-        raise PlannerError(f"no router for pools of {deployment.engine.name} is known")
-    workers = {"prefill.sh": prefill, "decode.sh": decode}
-    sizes = " and ".join(
-        f"{launch.deployment.layout.replicas} {launch.role}" for launch in workers.values()
-    )
-    engine = deployment.engine
-    values: dict[str, Any] = {
-        **manifests.build_template_values(decode, prediction),
-        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {engine}",
-        "prefill": prefill, "decode": decode, "port": ROUTER_PORT, "router": serving.router,
-        "script": format_for_script,
-        "package": "sglang-router" if engine.name == "sglang" else "vllm-router",
-        "bootstrap": BOOTSTRAP_PORT if engine.name == "sglang" else None,
-        "environment": manifests.load_environment_variables(engine),
-        "p": prediction, "targets": targets, "checkpoint": get_checkpoint(deployment),
-        "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
-        "lengths": explain_benchmark_lengths(prediction),
-        "prefix": _count_prefix_tokens(prediction), "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
-        "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
-    }  # fmt: skip
-    values |= {"ramp": predict_benchmark_ramp(prediction)} if "bench.sh" in names else {}
-    endpoints = {
-        launch.role: alerts.list_metrics_endpoints(
-            launch.deployment.num_replicas, launch.port, launch.replicas_per_node, launch.nodes,
-            launch.role,
-        )
-        for launch in workers.values()
-    }  # fmt: skip
-    values |= {
-        "files": names, "directory": INSTALL_DIR, "scaled": None, "scales_by_hour": False, "storage": storage,
-        "start_up": decode.start_up, "drain_s": decode.drain_s,
-        "hosts": [*dict.fromkeys(e.rpartition(":")[0] for each in endpoints.values() for e in each)],
+        "start_up": last.start_up, "scaled": None, "unit": f"headroom{place}@.service",
         **alerts.build_monitoring_values(prediction, targets, endpoints),
     }  # fmt: skip
-    pool_artifacts = {}
-    for name in names:
-        script = POOL_UNITS.get(name, name)
-        launch = workers.get(script, prefill if script in ("router.sh", "serve.env") else decode)
-        of_launch = {"launch": launch, "d": launch.deployment, "layout": launch.deployment.layout}
-        template = (
-            {script: "headroom@.service"}
-            if name in POOL_UNITS
-            else dict.fromkeys(workers, "serve.sh")
-        )
-        pool_artifacts[name] = (
-            alerts.render_dashboard({**values, **of_launch})
-            if name == "grafana.json"
-            else manifests.render_pool_manifests((prefill, decode), prediction, values)
-            if name == "k8s/serve.yaml"
-            else _render_pool_monitors(values, of_launch)
-            if name == "k8s/monitor.yaml"
-            else render_template(
-                "deploy",
-                template.get(script, name),
-                **{**values, **of_launch, "unit": name, "unit_script": script},
-            )
-        )
-    return pool_artifacts
+    if prediction.prefill:
+        return values | _build_router_values(*launches)
+    if "k8s/serve.yaml" in names:
+        values |= manifests.build_scaler_values(prediction, scaling)
+    return values | (manifests.build_runpod_values(last) if "runpod.env" in names else {})
 
 
-def _render_pool_monitors(values: Mapping[str, Any], of_launch: Mapping[str, Any]) -> str:
-    """Return a PodMonitor for each pool, and the rules of `alerts.yml` if that is written."""
-    slug, texts = manifests.build_slug(of_launch["d"].model.name), list[str]()
-    for pool in values["watched"]:
-        own = {**values, "slug": f"{slug}-{pool.role}", "job": pool.job}
-        texts.append(render_template("deploy", "k8s/monitor.yaml", **own))
+def _build_router_values(prefill: LaunchSpec, decode: LaunchSpec) -> dict[str, Any]:
+    """Return the values of pools and the router before them."""
+    deployment, router = decode.deployment, decode.serving.router
+    if router is None:
+        raise PlannerError(f"no router for pools of {deployment.engine.name} is known")
+    sizes = " and ".join(
+        f"{launch.deployment.layout.replicas} {launch.role}" for launch in (prefill, decode)
+    )
+    is_sglang = deployment.engine.name == "sglang"
+    return {
+        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name},"
+        f" {deployment.engine}",
+        "prefill": prefill, "decode": decode, "port": ROUTER_PORT, "router": router,
+        "package": "sglang-router" if is_sglang else "vllm-router",
+        "bootstrap": BOOTSTRAP_PORT if is_sglang else None,
+    }  # fmt: skip
+
+
+def _render_file(
+    name: str, prediction: Prediction, launches: Sequence[LaunchSpec], values: Mapping[str, Any]
+) -> str:
+    """Return the text of one file; those of a pool are about its workers."""
+    script = UNIT_SCRIPTS.get(name, name)
+    is_first = script in ("prefill.sh", "router.sh", "serve.env")
+    launch = launches[0] if is_first else launches[-1]
+    values = {
+        **values, "launch": launch, "d": launch.deployment, "layout": launch.deployment.layout,
+        "unit": name if launch.role else values["unit"], "unit_script": script,
+    }  # fmt: skip
+    if name == "trtllm.yaml":
+        return launch.config
+    if name == "grafana.json":
+        return alerts.render_dashboard(values)
+    if name == "k8s/monitor.yaml":
+        return _render_monitors(values)
+    if name == "k8s/serve.yaml" and prediction.prefill:
+        return manifests.render_pool_manifests(launches, prediction, values)
+    is_worker = name in ("prefill.sh", "decode.sh")
+    template = "headroom@.service" if name in UNIT_SCRIPTS else "serve.sh" if is_worker else name
+    return render_template("deploy", template, **values)
+
+
+def _render_monitors(values: Mapping[str, Any]) -> str:
+    """Return a PodMonitor of each pool, and the rules of `alerts.yml` if that is written."""
+    texts = [
+        render_template(
+            "deploy", "k8s/monitor.yaml",
+            **{**values, "slug": "-".join(filter(None, (values["slug"], pool.role))), "job": pool.job},
+        )
+        for pool in values["watched"]
+    ]  # fmt: skip
     if "alerts.yml" in values["files"]:
-        whole = {**values, **of_launch, "slug": slug}
-        rules = Markup(render_template("deploy", "alerts.yml", **whole))
-        texts.append(render_template("deploy", "k8s/rules.yaml", rules=rules, **whole))
+        rules = Markup(render_template("deploy", "alerts.yml", **values))
+        texts.append(render_template("deploy", "k8s/rules.yaml", rules=rules, **values))
     return "---\n".join(text.removeprefix("---\n") for text in texts)
 
 

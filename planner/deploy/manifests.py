@@ -85,39 +85,6 @@ def build_slug(name: str) -> str:
     return plain if is_name else f"model-{plain}".strip("-")
 
 
-def render_manifests(
-    wanted: Sequence[str],
-    launch: LaunchSpec,
-    prediction: Prediction,
-    scaling: AutoscalingPlan | None = None,
-) -> dict[str, str]:
-    """Return file name -> text for the `wanted` kinds of `MANIFEST_FILES`, which can start the plan.
-
-    With `scaling` the replicas follow its daily profile.
-    """
-    values = build_template_values(launch, prediction) | _build_scaler_values(prediction, scaling)
-    if "runpod" in wanted:
-        values |= _build_runpod_values(launch)
-    return {
-        name: render_template("deploy", name, **values)
-        for kind in wanted
-        for name in list_manifest_files(kind, launch.deployment)
-    }
-
-
-def list_manifest_files(kind: str, deployment: Deployment) -> list[str]:
-    """Return the files of one kind, without those that have nothing to do.
-
-    Some need metrics that the engine lacks, and a single replica scales to nothing.
-    """
-    unused = set[str]()
-    if get_metric_names(deployment.engine).without:
-        unused |= {"k8s/scale.yaml", "k8s/monitor.yaml"}
-    if deployment.num_replicas <= 1 + deployment.spare_replicas:
-        unused.add("k8s/scale.yaml")
-    return [name for name in MANIFEST_FILES[kind] if name not in unused]
-
-
 def render_pool_manifests(
     launches: Sequence[LaunchSpec], prediction: Prediction, values: Mapping[str, Any]
 ) -> str:
@@ -248,44 +215,28 @@ def compute_start_timeout_s(deployment: Deployment) -> int:
     )
 
 
-def build_scaling_trigger(
-    prediction: Prediction, scaling: AutoscalingPlan | None = None
-) -> dict[str, float] | None:
-    """Return requests in flight that add a replica, and minutes until it answers; else None."""
-    deployment = prediction.deployment
-    if deployment.layout.replicas == 1 or get_metric_names(deployment.engine).without:
-        return None
+def build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None) -> dict[str, Any]:
+    """Return the template values of the autoscaler.
+
+    `scaled` has the requests in flight that add a replica, and minutes until it answers.
+    """
+    deployment, timeout_s = prediction.deployment, compute_start_timeout_s(prediction.deployment)
+    spares, in_flight = deployment.spare_replicas, prediction.mean_in_flight
+    least, hours, stable_s = 1, list[tuple[str, str, int]](), compute_stabilization_s(timeout_s)
+    if scaling:
+        in_flight, stable_s = scaling.scale_up_in_flight, scaling.stabilization_s
+        begins = estimate_startup(deployment, DOWNLOAD_STORAGE)
+        clock = build_cron_schedule(
+            scaling, max(scaling.lead_s, begins.total.hi if begins else 0.0)
+        )
+        least = min(scaling.replicas)
+        hours = [(start, end, count + spares) for start, end, count in clock]
+    scales = deployment.layout.replicas > 1 and not get_metric_names(deployment.engine).without
+    trigger = {"each": in_flight, "minutes": math.ceil(timeout_s / 60)}
     return {
-        "each": _get_scale_up_threshold(prediction, scaling),
-        "minutes": math.ceil(compute_start_timeout_s(deployment) / 60),
-    }
-
-
-def _get_scale_up_threshold(prediction: Prediction, scaling: AutoscalingPlan | None) -> float:
-    """Return the requests in flight per replica above which another one is needed."""
-    return scaling.scale_up_in_flight if scaling else prediction.mean_in_flight
-
-
-def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None) -> dict[str, Any]:
-    """Return the template values of the autoscaler."""
-    stable_s = (
-        scaling.stabilization_s
-        if scaling
-        else compute_stabilization_s(compute_start_timeout_s(prediction.deployment))
-    )
-    spares, begins = (
-        prediction.deployment.spare_replicas,
-        estimate_startup(prediction.deployment, DOWNLOAD_STORAGE),
-    )
-    scaler_values = {
-        "in_flight": _get_scale_up_threshold(prediction, scaling), "stable_s": round(stable_s),
-        "least": 1 + spares, "hours": [],
+        "in_flight": in_flight, "stable_s": round(stable_s), "least": least + spares, "hours": hours,
+        "scaled": trigger if scales else None,
     }  # fmt: skip
-    if scaling is None:
-        return scaler_values
-    clock = build_cron_schedule(scaling, max(scaling.lead_s, begins.total.hi if begins else 0.0))
-    hours = [(start, end, count + spares) for start, end, count in clock]
-    return scaler_values | {"least": min(scaling.replicas) + spares, "hours": hours}
 
 
 def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[str, str, int]]:
@@ -317,7 +268,7 @@ def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[s
     ]
 
 
-def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
+def build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
     """Return the options as worker-vllm's environment, and its maximum concurrency."""
     settings, extra, has_adapters = (
         {"MODEL_NAME": format_for_display(launch.program[-1])},
