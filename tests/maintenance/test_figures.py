@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from shipped import answer_of, plan_of, sampled
+from shipped import answer_of, plan_of, plan_once, sampled
 
 from planner.answers.growth_wording import describe_growth_end
 from planner.core.number_format import (
@@ -76,3 +76,13 @@ def test_the_load_that_traffic_may_grow_to_differs_from_the_planned_one(plan: Pl
     assert growth
     (end,) = re.findall(r"to ([\d.,]+) requests/s", describe_growth_end(growth)) or [""]
     assert bool(end) == (growth.growth > 0) and end != format_number(growth.offered_rps, 2)
+
+
+def test_room_to_grow_is_the_largest_load_that_the_same_gpus_serve() -> None:
+    plan = plan_of("chat-70b")
+    growth, chosen = find_growth_limit(plan), plan.chosen
+    assert growth and chosen
+    (gpus,) = plan.scenario.gpus
+    same = replace(gpus, max_gpus=chosen.prediction.num_gpus_billed)
+    most = plan_once(replace(plan.scenario, gpus=(same,), open_figure="rate"))
+    assert most.scenario.workload.rate == pytest.approx(growth.confident_rps, rel=RATE_TOLERANCE)

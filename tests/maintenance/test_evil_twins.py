@@ -1,14 +1,18 @@
 """What a user's text looks like is what it shows: nothing in it runs, links or is fetched, wherever it is rendered."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
+from attacking_files import ATTACK, listen, write_attacks
 from IPython.display import Markdown
 from markdown_it import MarkdownIt
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from pypdf import PdfReader
+from shipped import sampled
 
 from planner.core.errors import PlannerError
 from planner.core.text import escape_markdown
@@ -19,7 +23,8 @@ from planner.engines.deployment import deploy_on
 from planner.engines.engine import get_engine
 from planner.planning.prediction import predict
 from planner.tools.lint.report import lint
-from planner.ui import typesetting
+from planner.ui import cli, pdf_report, typesetting
+from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.notebook_widgets import escape_html
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -125,3 +130,30 @@ def test_a_report_fetches_nothing_and_links_only_to_the_web(tmp_path: Path) -> N
     typst = typesetting.convert_notebook(tmp_path / "a.ipynb", tmp_path, ())
     assert set(re.findall(r'#link\("([^"]*)', typst)) == {"https://docs.vllm.ai"}
     assert "swordfish" not in typst and "#raw(lang: html" not in typst
+
+
+TWO_CHAPTERS = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("0-summary", "6-deploy")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chapters", sampled([TWO_CHAPTERS, list_chapter_notebooks()], [TWO_CHAPTERS]), ids=len
+)
+def test_a_report_shows_the_texts_of_a_users_files_as_text(
+    chapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pdf_report, "select_chapters", lambda _: chapters)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one kernel: other tests have the other cores
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    with listen() as (stranger, fetched):
+        write_attacks(tmp_path, stranger)
+        assert cli.main(["report", "current.yaml"]) == 0
+    (report,) = tmp_path.rglob("report.pdf")
+    pages = PdfReader(report).pages
+    text = "".join("".join(page.extract_text() for page in pages).split())
+    assert "".join(ATTACK.split()) in text and f"![a]({stranger}/m)" in text
+    links = [note.get_object().get("/A", {}) for page in pages for note in page.get("/Annots", ())]
+    addresses = [link.get("/URI", "") for link in links]
+    assert not any(stranger in it or it.startswith("javascript:") for it in addresses)
+    assert fetched == []
