@@ -15,9 +15,9 @@ from planner.hardware.gpus import get_gpu
 from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.search import search_deployments
 from planner.planning.slo import LatencyMetric, LatencyStatistic
+from planner.tools.batch import answer_point
 from planner.tools.fleet.allocation import FleetEntry
-from planner.tools.sweep.runner import answer_point
-from planner.tools.sweep.sweep_spec import load_sweep_spec
+from planner.tools.sweep_points import read_sweep
 from planner.ui.cli import COMMANDS, EXIT_FAILURE, REPLACEMENTS, main
 from planner.ui.commands.options import TEMPLATE_DIR
 from planner.ui.plan_text import EXIT_CODES
@@ -168,10 +168,10 @@ def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, m
     )
     assert "headroom fleet fleet.yaml" in capsys.readouterr().out
     text = Path("sweep.yaml").read_text()
-    assert len(load_sweep_spec(Path("sweep.yaml")).points) == 14
+    assert len(read_sweep(Path("sweep.yaml")).points) == 14
     grid, sample = text.split("grid:")[0], re.sub(r"(?m)^# ", "", text[text.index("# sample:") :])
     Path("sweep.yaml").write_text(grid + sample)
-    drawn = load_sweep_spec(Path("sweep.yaml"))
+    drawn = read_sweep(Path("sweep.yaml"))
     assert len(drawn.points) == 1000 and {
         answer_point(drawn, point)["status"] for point in drawn.points[:6]
     } == {"ok"}

@@ -432,7 +432,7 @@ COMMANDS_THAT_READ = (
     "lint {}", "diagnose --log {}", "diagnose {}", "explain-log {}", "profile {}", "check {}", "plan {}",
     "fleet {}", "verify {}", "verify chat-70b --log {}",
     "verify chat-70b --bench {}", "verify chat-70b --metrics {}", "predict {} --out o.csv",
-    "sweep {} --out o.csv", "calibrate {} --scenario chat-70b --out o.yaml",
+    "calibrate {} --scenario chat-70b --out o.yaml",
     "plan chat-70b --set workload.trace={}", "diagnose --log x --plan {}", "report {}",
     "report {} chat-70b", "replay {}", "replay --scenario {}", "lab {}",
     "lint x --scenario {}", "explain-log {0} --command {0}", "calibrate {} --out o.yaml",

@@ -255,7 +255,7 @@ def test_what_the_command_did_not_write_is_replaced_only_by_force(
         (["predict", "rows.csv", "--out", "mine.yaml"], "mine.yaml", 0),
         (["plan", "edge-8b-24gb", "--out", "."], "serve.sh", 0),
         (["verify", "edge-8b-24gb", "--log", str(log), "--out", "page.md"], "page.md", None),
-        (["sweep", "sweep.yaml", "--out", "table.csv", "--store", "kept.sqlite"], "table.csv", 0),
+        (["predict", "sweep.yaml", "--out", "table.csv", "--store", "kept.sqlite"], "table.csv", 0),
         (["replay", "case.json", "--step-log", "steps.csv"], "steps.csv", 0),
         (["replay", "--scenario", "edge-8b-24gb", "--requests", "requests.csv"], "requests.csv", 0),
         (["calibrate", "measured.csv", "--out", "notes.md"], "notes.md", 0),

@@ -23,6 +23,7 @@ from planner.planning.prediction import Prediction, predict
 from planner.planning.simulation_runs import run_short_simulation, run_simulation, simulate_once
 from planner.simulator.results import SimulationResult
 from planner.tools.batch import predict_row
+from planner.ui.cli import main
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import Trace
 from planner.workload.workload import Workload
@@ -305,12 +306,10 @@ def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
 
 
 def test_cells_of_one_token_stay_empty(tmp_path: Path) -> None:
-    from planner.tools.batch import predict_file
-
     (tmp_path / "rows.csv").write_text(
         "model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L40S,500,1,4\n"
     )
-    assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0
+    assert main(["predict", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "out.csv")]) == 0
     header, line = (tmp_path / "out.csv").read_text().splitlines()
     row = dict(zip(header.split(","), line.split(","), strict=False))
     assert row["ttft_ms_mean"] and row["e2e_ms_p99"]

@@ -1,7 +1,7 @@
 """Sweeps: which points there are, and that a store loses none of their answers and asks for none twice."""
 
 import os
-import signal
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,19 +17,15 @@ import psutil
 import pytest
 import yaml
 
+from planner.core.catalog import compute_build_digest
 from planner.core.errors import PlannerError
 from planner.planning import autoscaling as scaling
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_analytically
-from planner.tools import answer_store
-from planner.tools.answer_store import AnswerStore
-from planner.tools.sweep import runner as sweeps
-from planner.tools.sweep.runner import (
-    answer_point,
-    compute_build_digest,
-    compute_point_key,
-)
-from planner.tools.sweep.sweep_spec import load_sweep_spec
+from planner.tools import batch
+from planner.tools.answer_store import compute_answer_key
+from planner.tools.batch import answer_chunk, answer_point, unify_column_type
+from planner.tools.sweep_points import SweepPoints, read_sweep
 from planner.ui.cli import main
 from planner.ui.sweep_text import format_sweep
 
@@ -47,9 +43,12 @@ def written(folder: Path, **fields: object) -> Path:
 
 
 def command(path: Path, out: str, *more: str) -> list[str]:
-    place = path.parent
-    return [sys.executable, "-m", "planner", "sweep", str(path), "--out", str(place / out),
-            "--store", str(place / "answers.sqlite"), *more]  # fmt: skip
+    store = str(path.parent / "answers.sqlite")
+    return ["predict", str(path), "--out", str(path.parent / out), "--store", store, *more]
+
+
+def make_key(sweep: SweepPoints, point: dict[str, Any]) -> str:
+    return compute_answer_key("sweep", sweep.describe_question(point), sweep.folder)
 
 
 def kept(store: Path) -> int:
@@ -69,7 +68,7 @@ def _has_table(data: sqlite3.Connection) -> bool:
 
 def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: Path) -> None:
     rates = {"low": 1, "high": 100, "points": 3, "scale": "log"}
-    grid = load_sweep_spec(
+    grid = read_sweep(
         written(tmp_path, grid={"workload.rate": rates, "headroom": [0.1, 0.3]})
     ).points
     assert [(p["workload.rate"], p["headroom"]) for p in grid] == [
@@ -79,27 +78,27 @@ def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: 
         "points": 40,
         "fields": {"workload.rate": {"low": 0, "high": 40}, "headroom": [0.1, 0.3]},
     }
-    points = load_sweep_spec(written(tmp_path, grid={}, sample=drawn)).points
+    points = read_sweep(written(tmp_path, grid={}, sample=drawn)).points
     assert sorted(int(p["workload.rate"]) for p in points) == list(
         range(40)
     )  # one in each of forty equal parts
     assert sum(p["headroom"] == 0.1 for p in points) == 20
-    assert points == load_sweep_spec(written(tmp_path, grid={}, sample=drawn)).points
-    assert points != load_sweep_spec(written(tmp_path, grid={}, sample={**drawn, "seed": 1})).points
+    assert points == read_sweep(written(tmp_path, grid={}, sample=drawn)).points
+    assert points != read_sweep(written(tmp_path, grid={}, sample={**drawn, "seed": 1})).points
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"grid": {}}, "either a grid or a sample"),
-        ({"grid": {"workload.rate": []}}, "at least one value"),
+        ({"grid": {"workload.rate": []}}, "at least 1 item"),
         (
             {"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}},
-            "by factors from 1e-12 on",
+            "above 1e-12, got 0 to 1",
         ),
         (
             {"grid": {"workload.rate": {"low": 1, "high": 1e308, "points": 3, "whole": True}}},
-            "at most",
+            "must be at most",
         ),
         (
             {
@@ -119,11 +118,11 @@ def test_what_is_wrong_in_a_sweep_is_told(
     tmp_path: Path, fields: dict[str, object], said: str
 ) -> None:
     with pytest.raises(PlannerError, match=said):
-        load_sweep_spec(written(tmp_path, **fields))
+        read_sweep(written(tmp_path, **fields))
 
 
 def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
-    sweep = load_sweep_spec(written(tmp_path, answer="plan", replay=False))
+    sweep = read_sweep(written(tmp_path, answer="plan", replay=False))
     for point, one in ((point, answer_point(sweep, point)) for point in sweep.points):
         plan = search_analytically(load_scenario("edge-8b-24gb", point))
         assert plan.best
@@ -132,7 +131,7 @@ def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
             plan.best.deployment.gpu.name,
             plan.best.usd_per_hour,
         )
-    wrong = load_sweep_spec(
+    wrong = read_sweep(
         written(tmp_path, grid={"deployment.tp": [1, 3], "deployment.gpu": ["L4", "L5"]})
     )
     said = [answer_point(wrong, point) for point in wrong.points]
@@ -140,17 +139,12 @@ def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
     assert said[0]["gpu"] == "L4"
 
 
-def test_what_points_lack_is_told_and_the_tables_folder_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_points_lack_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, grid={"workload.rat": [1, 2]})
-    out = tmp_path / "tables" / "new" / "out.csv"
-    command = ["sweep", str(path), "--out", str(out), "--workers", "1"]
-    command += ["--store", str(tmp_path / "answers")]
-    assert main(command) == 1
+    assert main(command(path, "out.csv")) == 1
     said = capsys.readouterr().err
-    assert "2 points failed, the first: " in said and "workload.rat" in said
-    assert len(pd.read_csv(out)) == 2
+    assert "2 of 2 points failed, the first: " in said and "workload.rat" in said
+    assert len(pd.read_csv(tmp_path / "out.csv")) == 2
 
 
 def test_the_table_is_written_however_drawing_and_printing_end(
@@ -163,105 +157,71 @@ def test_the_table_is_written_however_drawing_and_printing_end(
 
     for n, name in enumerate(("draw_sweep", "format_sweep")):
         out = tmp_path / f"{n}.csv"
-        command = ["sweep", str(path), "--out", str(out), "--workers", "1"]
         with monkeypatch.context() as broken, suppress(BrokenPipeError, SystemExit):
             broken.setattr(f"planner.ui.sweep_text.{name}", fail)
-            main([*command, "--store", str(tmp_path / "answers")])
+            main(command(path, out.name))
         assert len(pd.read_csv(out)) == 2
 
 
-def test_a_sweep_over_days_has_what_each_takes(
+def test_a_day_with_quiet_hours_takes_fewer_gpu_hours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "MAX_REQUESTS_PER_DAY", 10_000)
     fixed = {"gpus": [{"gpu": "L4", "at_most": 4}], "workload.rate": 20, "confidence": 0.5}
-    days = {"workload.day": [[1.0] * 24, [0.1] * 12 + [1.0] * 12]}
-    sweep = load_sweep_spec(
-        written(tmp_path, answer="plan", replay=True, scenario="edge-8b-24gb", set=fixed, grid=days)
-    )
-    flat, half = (answer_point(sweep, point) for point in sweep.points)
-    assert (
-        flat["replicas_fewest"] == flat["replicas_most"] > 1
-        and flat["gpu_hours"] == flat["gpu_hours_fixed"]
-    )
-    assert (
-        half["replicas_fewest"] < half["replicas_most"]
-        and half["gpu_hours"] < 0.8 * half["gpu_hours_fixed"]
-    )
+    day = {"workload.day": [[0.1] * 12 + [1.0] * 12]}
+    sweep = read_sweep(written(tmp_path, answer="plan", replay=True, set=fixed, grid=day))
+    found = answer_point(sweep, sweep.points[0])
+    assert 1 <= found["replicas_fewest"] < found["replicas_most"]
+    assert 0.5 * found["gpu_hours_fixed"] < found["gpu_hours"] < 0.8 * found["gpu_hours_fixed"]
 
 
-def test_a_key_hangs_on_the_question_and_on_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = load_sweep_spec(written(tmp_path))
-    first = compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[0]))
-    assert first == compute_point_key(
-        sweep, {**sweep.build_scenario_fields(sweep.points[0]), "question": "Other words?"}
-    )
-    assert first != compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[1]))
-    assert first != compute_point_key(
-        replace(sweep, replay=True), sweep.build_scenario_fields(sweep.points[0])
-    )
-    monkeypatch.setattr(answer_store, "compute_build_digest", lambda: "other catalogs")
-    assert first != compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[0]))
-
-
-@pytest.mark.parametrize("field", ["trace", "day"])
-def test_a_trace_that_changed_is_another_question(tmp_path: Path, field: str) -> None:
-    keys = []
-    for text in (
-        "arrival,prompt_tokens,output_tokens\n0,10,5\n",
-        "arrival,prompt_tokens,output_tokens\n0,10,6\n",
-    ):
-        (tmp_path / "trace.csv").write_text(text)
-        sweep = replace(load_sweep_spec(written(tmp_path)), folder=tmp_path)
-        keys.append(compute_point_key(sweep, {"workload": {field: "trace.csv"}}))
-    assert keys[0] != keys[1]
+def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path) -> None:
+    sweep = replace(read_sweep(written(tmp_path)), folder=tmp_path)
+    first, second, _ = (make_key(sweep, point) for point in sweep.points)
+    assert first != second
+    assert first == make_key(sweep, {**sweep.points[0], "question": "Other words?"})
+    assert first != make_key(replace(sweep, replay=True), sweep.points[0])
+    keys = set()
+    for tokens in (5, 6):
+        (tmp_path / "trace.csv").write_text(f"arrival,prompt_tokens,output_tokens\n0,10,{tokens}\n")
+        keys |= {make_key(sweep, {f"workload.{name}": "trace.csv"}) for name in ("trace", "day")}
+    assert len(keys) == 4
 
 
 def test_workers_of_another_build_do_not_answer(tmp_path: Path) -> None:
-    sweep = load_sweep_spec(written(tmp_path))
-    assert [
-        one["status"]
-        for one in sweeps.answer_points(
-            sweep, compute_build_digest(), [("a", sweep.points[0])]
-        ).values()
-    ] == ["ok"]
+    sweep = read_sweep(written(tmp_path))
+    found = answer_chunk(sweep, compute_build_digest(), [("a", sweep.points[0])])
+    assert found["a"]["status"] == "ok"
     with pytest.raises(PlannerError, match="another version"):
-        sweeps.answer_points(sweep, "of yesterday", [("a", sweep.points[0])])
+        answer_chunk(sweep, "of yesterday", [("a", sweep.points[0])])
 
 
-def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_store(
-    tmp_path: Path, capsys
+def test_a_killed_sweep_goes_on_where_it_stopped_and_its_workers_end_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, grid={"workload.rate": {"low": 0.1, "high": 2, "points": 300}})
-    store, total = tmp_path / "answers.sqlite", 300
-    before = 0
-    for _ in range(3):
-        running = subprocess.Popen(
-            command(path, "out.csv", "--workers", "1"), start_new_session=True
-        )
-        while kept(store) == before and running.poll() is None:
-            time.sleep(0.05)
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-        earlier, before = before, kept(store)
-        assert earlier < before < total
-    assert not (tmp_path / "out.csv").exists()
-    again = subprocess.run(
-        command(path, "out.csv", "--workers", "1"), capture_output=True, text=True, check=True
-    )
-    assert f"{total} of {total} points, {before} from the store" in again.stderr
-    assert "workers start; on a new machine they compile first" in again.stderr
-    assert kept(store) == total
+    store = tmp_path / "answers.sqlite"
+    line = [sys.executable, "-m", "planner", *command(path, "out.csv", "--workers", "2")]
+    running = psutil.Popen(line, stderr=subprocess.DEVNULL)
+    while not kept(store) and running.poll() is None:
+        time.sleep(0.02)
+    workers = running.children(recursive=True)
+    running.kill()
+    running.wait()
+    before = kept(store)
+    assert 0 < before < 300 and len(workers) >= 2 and not (tmp_path / "out.csv").exists()
+    assert main(command(path, "out.csv", "--workers", "1")) == 0
+    assert f"300 points, {before} from the store" in capsys.readouterr().err
+    assert kept(store) == 300
     table = pd.read_csv(tmp_path / "out.csv")
     assert (table["status"] == "ok").all()
     assert table["set.workload.rate"].tolist() == pytest.approx(
-        [p["workload.rate"] for p in load_sweep_spec(path).points]
+        [p["workload.rate"] for p in read_sweep(path).points]
     )
-    assert main(command(path, "again.csv")[3:]) == 0
-    assert f"{total} of {total} points, {total} from the store" in capsys.readouterr().err
+    assert main(command(path, "again.csv")) == 0
+    assert "300 points, 300 from the store" in capsys.readouterr().err
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
 
 
 @contextmanager
@@ -291,9 +251,10 @@ def cluster(folder: Path) -> Iterator[str]:
 def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None:
     path = written(tmp_path, answer="plan", replay=False)
     with cluster(tmp_path) as address:
-        subprocess.run(command(path, "out.csv", "--scheduler", address), check=True)
+        line = [sys.executable, "-m", "planner", *command(path, "out.csv", "--scheduler", address)]
+        subprocess.run(line, check=True)
     found = pd.read_csv(tmp_path / "out.csv")
-    sweep = load_sweep_spec(path)
+    sweep = read_sweep(path)
     here = [answer_point(sweep, point) for point in sweep.points]
     for column in ("verdict", "gpu"):
         assert found[column].tolist() == [one[column] for one in here]
@@ -303,7 +264,7 @@ def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None
 
 def test_the_table_is_named_where_nothing_can_be_drawn(tmp_path: Path, capsys) -> None:
     path = written(tmp_path, grid={"quantization": [["checkpoint"], ["fp8"]]})
-    main(command(path, "out.csv", "--workers", "1")[3:])
+    main(command(path, "out.csv"))
     *_, where = capsys.readouterr().out.splitlines()
     assert where.startswith("table: ") and where.endswith("out.csv")
     assert (tmp_path / "out.csv").is_file() and not (tmp_path / "out.svg").exists()
@@ -312,23 +273,24 @@ def test_the_table_is_named_where_nothing_can_be_drawn(tmp_path: Path, capsys) -
 def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsys) -> None:
     """A card for a tenth of a request a second keeps its promises, for ten it breaks them; -1 is no rate."""
     path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
-    assert main(command(path, "out.csv", "--workers", "1")[3:]) == 1
-    found, _, header, low, high, wrong, _, files = capsys.readouterr().out.splitlines()
-    assert files.startswith("table: ") and (tmp_path / "out.svg").read_text().startswith("<svg")
-    assert found.startswith("3 points: 1 error, 1 meets the targets, 1 misses one.")
-    assert "analytical estimates, not simulations" in found and "estimate ▏" in header.replace(
-        "|", "▏"
+    assert main(command(path, "out.csv")) == 1
+    found, _, header, low, high, wrong, _, estimates, _, files = (
+        capsys.readouterr().out.splitlines()
     )
+    assert files.startswith("table: ") and (tmp_path / "out.svg").read_text().startswith("<svg")
+    assert estimates.startswith("Estimates are in closed form")
+    assert found.startswith("3 points: 1 error, 1 meets the targets, 1 misses one.")
+    assert "used ▏ limit" in header.replace("|", "▏")
     assert "holds (estimate)" in low
     assert header.split()[:4] == ["workload.rate", "verdict", "probability", "gpu"]
-    limited = [f"{metric} ms {point}" for metric, points in load_sweep_spec(path).fields[
+    limited = [f"{metric} ms {point}" for metric, points in read_sweep(path).fields[
         "service_level"].items() for point in points]  # fmt: skip
     assert limited and all(name in header for name in limited)
     assert low.split()[:2] == ["0.1", "holds"] and high.split()[:3] == ["10", "nothing", "meets"]
     dot, edge = ("●", "▏") if "●" in low else ("o", "|")
     assert low.rindex(dot) < low.rindex(edge) and high.rindex(dot) > high.rindex(edge)
     assert wrong.split()[:2] == ["-1", "error"]
-    rows = pd.read_csv(tmp_path / "out.csv").to_dict("records")
+    rows = [{"set.workload.rate": n, "status": "error"} for n in range(3)]
     assert format_sweep(rows, max_rows=2).endswith("... and 1 more")
 
 
@@ -339,7 +301,7 @@ def test_the_cheapest_gpu_at_each_load_is_marked_and_what_is_assumed_is_said(
     gpus = [[{"gpu": name, "at_most": 8}] for name in ("L4", "L40S", "H100-SXM")]
     grid = {"workload.rate": [0.2, 4], "workload.prompt_tokens": [{"mean": 4000}], "gpus": gpus}
     path = written(tmp_path, answer="plan", replay=False, grid=grid)
-    main(command(path, "out.csv", "--workers", "1")[3:])
+    main(command(path, "out.csv"))
     said, rows = capsys.readouterr().out, pd.read_csv(tmp_path / "out.csv")
     assert rows["set.workload.rate"].nunique() == 2
     for _, group in rows.groupby("set.workload.rate"):
@@ -358,58 +320,45 @@ def test_the_cheapest_gpu_at_each_load_is_marked_and_what_is_assumed_is_said(
     assert "workload.rate (requests/s)" in chart and "\u2026" not in chart
 
 
-def test_a_log_is_told_how_far_a_sweep_is_at_each_tenth_but_not_all_the_time() -> None:
-    now, told = [0.0], list[str]()
-    report = sweeps._ProgressReport(40, told.append, lambda: now[0])
-    for done in range(1, 41):  # half a minute each
-        now[0] += 30
-        report.tell(done)
-    assert told[0] == "2 of 40 points, about 19 minutes left"  # after a minute
-    assert "4 of 40 points, about 18 minutes left" in told and len(told) <= 20
-    assert not any(text.startswith("40 ") for text in told)
-    quick = list[str]()
-    report = sweeps._ProgressReport(1000, quick.append, lambda: now[0])
-    for done in range(1, 1001):  # a hundredth of a second each
-        now[0] += 0.01
-        report.tell(done)
-    assert quick == []
+def test_a_long_run_says_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this clock something takes 40 s each time that anybody looks at it."""
+    path, now = written(tmp_path), iter(range(0, 10**6, 40))
+    monkeypatch.setattr(batch, "monotonic", lambda: float(next(now)))
+    assert main(command(path, "out.csv", "--workers", "1")) == 0
+    assert re.search(r"[12] of 3 points, about \d minutes? left", capsys.readouterr().err)
 
 
 def test_a_column_of_a_table_has_one_type() -> None:
     for same in ([1, 2], ["a", None], [0.5, None], [0.5, 1]):
-        assert sweeps.unify_column_type(same) == same
-    assert sweeps.unify_column_type(["auto", None, 64]) == ["auto", None, "64"]
-    assert sweeps.unify_column_type([True, 2]) == ["true", "2"]
+        assert unify_column_type(same) == same
+    assert unify_column_type(["auto", None, 64]) == ["auto", None, "64"]
+    assert unify_column_type([True, 2]) == ["true", "2"]
 
 
 def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(
-    tmp_path: Path, monkeypatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out = written(tmp_path), tmp_path / "out.parquet"
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(PlannerError, match=r'^a \.parquet file needs the extra "parquet": pip'):
-            sweeps.run_sweep_file(path, out, tmp_path / "answers.sqlite")
+        assert main(command(path, "out.parquet")) == 2
+    assert 'a .parquet file needs the extra "parquet": pip' in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == ["sweep.yaml"]
     pytest.importorskip("pyarrow")
-    sweep, store = load_sweep_spec(path), AnswerStore(tmp_path / "answers.sqlite")
-    store.add(
-        {
-            compute_point_key(sweep, sweep.build_scenario_fields(point)): answer_point(sweep, point)
-            for point in sweep.points
-        }
-    )
-    whole = [
-        sweeps.run_sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")
-    ]
-    assert whole[0] == whole[1] and {row["status"] for row in whole[0]} == {"ok"}
+    for name in ("out.csv", "out.parquet", "out.parquet"):
+        assert main(command(path, name)) == 0
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)
     assert columns["ttft_ms_p99"].tolist() == pytest.approx(same["ttft_ms_p99"].tolist(), rel=1e-6)
-    again = ["sweep", str(path), "--store", str(store.path), "--workers", "1", "--out"]
-    assert main([*again, str(out)]) == 0
+    (tmp_path / "rows.csv").write_text("id,model,gpu\n7,Qwen/Qwen3-8B,H100\n")
+    assert main(command(tmp_path / "rows.csv", "rows.parquet")) == 0
+    assert pd.read_parquet(tmp_path / "rows.parquet")[["id", "status"]].values.tolist() == [
+        ["7", "ok"]
+    ]
     pd.DataFrame({"point": [1]}).to_parquet(tmp_path / "mine.parquet")
-    assert main([*again, str(tmp_path / "mine.parquet")]) == 2
+    assert main(command(path, "mine.parquet")) == 2
 
 
 def _list_listening_sockets(_: object) -> dict[str, Any]:
@@ -426,10 +375,10 @@ def _end_abruptly(_: object) -> dict[str, Any]:
 
 def test_no_worker_on_this_machine_listens_to_anyone() -> None:
     here = {s.laddr for s in psutil.Process().net_connections("all") if s.status == "LISTEN"}
-    found = list(sweeps._run_in_processes(_list_listening_sockets, [[], []], 2))
-    assert [set(answer["listening"]) - here for answer in found] == [set(), set()]
+    found = list(batch._run_on_workers(_list_listening_sockets, [[]], None, 1))
+    assert [set(answer["listening"]) - here for answer in found] == [set()]
 
 
 def test_a_worker_that_dies_is_told_in_a_sentence() -> None:
     with pytest.raises(PlannerError, match="a worker on this machine gave up"):
-        list(sweeps._run_in_processes(_end_abruptly, [[]], 1))
+        list(batch._run_on_workers(_end_abruptly, [[]], None, 1))

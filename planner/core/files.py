@@ -127,10 +127,16 @@ def format_cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as CSV; cells that a row lacks are empty."""
+def write_csv(
+    path: Path,
+    rows: Sequence[Mapping[str, object]],
+    columns: Iterable[str] = (),
+    line_end: str = "\n",
+) -> None:
+    """Write rows as CSV, `columns` first; cells that a row lacks are empty."""
+    names = list_columns([dict.fromkeys(columns), *rows])
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list_columns(rows), restval="", lineterminator="\n")
+        writer = csv.DictWriter(file, names, restval="", lineterminator=line_end)
         writer.writeheader()
         writer.writerows({name: format_cell(v) for name, v in row.items()} for row in rows)
 

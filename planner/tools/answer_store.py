@@ -1,28 +1,26 @@
 """Keep answers between runs, in a private folder of the user's cache.
 
-Rows of `predict` and points of `sweep` are JSON in one SQLite file. Plans, which notebooks open in
+The answers of `predict` are JSON in one SQLite file. Plans, which notebooks open in
 processes of their own, are pickled files. Every answer is kept under a digest of all that decides
 it, so that no run ever gets the answer to another question.
 """
 
 import hashlib
 import json
-import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from planner.core.catalog import compute_build_digest
 from planner.core.errors import PlannerError
 from planner.core.files import ensure_folder, explain_distrust, find_private_folder
 
-Answer = dict[str, str | int | float | bool | None]
+Answer = dict[str, Any]
 """The cells of one output row by column; `status` is always among them."""
-ANSWER_STATUSES = ("ok", "does_not_fit", "nothing_meets")
-"""Statuses of answers that are kept; an error may have passed by the next run."""
 NOTHING_KEPT = "everything is computed, nothing kept"
 MAX_KEPT_PLANS = 200
 """Pickled plans in the cache; the least recently used are removed."""
@@ -31,15 +29,22 @@ MAX_KEPT_PLANS = 200
 def compute_answer_key(kind: str, question: object, folder: Path) -> str:
     """Return a digest of `question`, the files that it names, and the planner's build and catalogs.
 
-    `question` is made of JSON values. Text in it that is the path of a file, relative to `folder`
-    or to the working folder, also stands for the content of that file.
+    `question` is made of JSON values. Text in it that is the path of a file or of a model's folder,
+    relative to `folder` or to the working folder, also stands for the content, and for that of the
+    quantization beside it.
     """
-    names = sorted({text for text in _iterate_texts(question) if text})
+    texts = sorted({text for text in _iterate_texts(question) if text})
+    places = [os.path.join(base, text) for text in texts for base in (folder, "")]
     digests = [
-        digest
-        for name in names
-        for path in (os.path.join(folder, name), name)
-        for digest in _hash_named_files(path)
+        hash_file(path)
+        for place in places
+        for path in (
+            place,
+            os.path.join(place, "config.json"),
+            os.path.join(place, "hf_quant_config.json"),
+            os.path.join(os.path.dirname(place), "hf_quant_config.json"),
+        )
+        if os.path.isfile(path)
     ]
     whole = json.dumps(
         [compute_build_digest(), kind, question, digests], sort_keys=True, default=str
@@ -54,16 +59,6 @@ def _iterate_texts(value: object) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _iterate_texts(item)
-
-
-def _hash_named_files(path: str) -> Iterator[str]:
-    """Yield a digest of the file at `path`, and of the quantization that belongs to a model's."""
-    paths = [path]
-    if os.path.isdir(path):
-        paths = [os.path.join(path, "config.json")]
-    if paths[0].endswith(".json"):
-        paths.append(os.path.join(os.path.dirname(paths[0]), "hf_quant_config.json"))
-    yield from map(hash_file, filter(os.path.isfile, paths))
 
 
 def hash_file(path: str | Path) -> str:
@@ -98,7 +93,7 @@ class AnswerStore:
 
         Without a path the store keeps nothing.
         """
-        self.path, self._report_message, self._usable = path, report_message, path is not None
+        self.path, self._report_message = path, report_message
         if path is None:
             return
         ensure_folder(path.parent)
@@ -111,39 +106,31 @@ class AnswerStore:
         except (OSError, sqlite3.Error) as error:
             raise PlannerError(f"cannot use {path} as a store of answers: {error}") from None
 
-    def fetch(self, keys: Sequence[str], columns: Set[str]) -> dict[str, Answer]:
-        """Return the answers that are kept under `keys`; all their cells are in `columns`."""
+    def fetch(self, keys: Sequence[str]) -> dict[str, Answer]:
+        """Return the answers that are kept under `keys`."""
         rows = self._execute(
-            "select key, answer from answers where key in (select value from json_each(?))",
+            "select key, answer from answers where key in (select value from json_each(?))"
+            " and json_valid(answer)",
             json.dumps(keys),
         )
-        answers = {key: _parse_answer(text, columns) for key, text in rows}
-        valid = {key: answer for key, answer in answers.items() if answer is not None}
-        if damaged := len(answers) - len(valid):
-            self._report_message(f"{damaged:,} answers in {self.path} are damaged: computed again")
-        return valid
+        return {key: json.loads(text) for key, text in rows}
 
     def add(self, answers: Mapping[str, Answer]) -> None:
         """Keep `answers`, all or none of them, except those that are errors."""
-        texts = {
-            key: json.dumps(answer)
-            for key, answer in answers.items()
-            if answer["status"] in ANSWER_STATUSES
-        }
+        kept = {key: json.dumps(a) for key, a in answers.items() if a["status"] != "error"}
         self._execute(
-            "insert or replace into answers select key, value from json_each(?)", json.dumps(texts)
+            "insert or replace into answers select key, value from json_each(?)", json.dumps(kept)
         )
 
-    def _execute(self, statement: str, *parameters: str) -> list[tuple[str, str]]:
+    def _execute(self, statement: str, parameter: str) -> list[tuple[str, str]]:
         """Return the rows of `statement`; none if the store fails, which is reported."""
-        if self._usable:
-            try:
-                return self._run(statement, *parameters)
-            except sqlite3.Error as error:
-                self._usable = False
-                problem = f"cannot use {self.path} as a store of answers: {error}"
-                self._report_message(f"{problem}; {NOTHING_KEPT}")
-        return []
+        try:
+            return self._run(statement, parameter) if self.path else []
+        except sqlite3.Error as error:
+            problem = f"cannot use {self.path} as a store of answers: {error}"
+            self._report_message(f"{problem}; {NOTHING_KEPT}")
+            self.path = None
+            return []
 
     def _run(self, statement: str, *parameters: str) -> list[tuple[str, str]]:
         """Return the rows of `statement`, run in a transaction of its own."""
@@ -153,7 +140,7 @@ class AnswerStore:
 
 
 def open_default_store(report_message: Callable[[str], object]) -> AnswerStore:
-    """Open the user's own store, which `predict` and `sweep` share.
+    """Open the user's own store, for all that `predict` answers.
 
     One that cannot be used or trusted is reported, and a store that keeps nothing is returned.
     """
@@ -168,26 +155,6 @@ def open_default_store(report_message: Callable[[str], object]) -> AnswerStore:
     except PlannerError as error:
         report_message(f"{error}; {NOTHING_KEPT}")
         return AnswerStore(None)
-
-
-def _parse_answer(text: str, columns: Set[str]) -> Answer | None:
-    """Return the answer in a row of the store; None for anything that the planner never wrote."""
-    try:
-        answer = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    is_valid = (
-        isinstance(answer, dict)
-        and answer.get("status") in ANSWER_STATUSES
-        and answer.keys() <= columns
-        and all(
-            value is None
-            or isinstance(value, str | int)
-            or (isinstance(value, float) and math.isfinite(value))
-            for value in answer.values()
-        )
-    )
-    return answer if is_valid else None
 
 
 def prune_pickles(folder: Path) -> None:

@@ -1,167 +1,224 @@
-"""Predict a CSV of deployments row by row, for `headroom predict`."""
+"""Answer every point of a file into one table, for `headroom predict`.
 
-import csv
-import time
-from collections.abc import Callable, Mapping
+The points are the rows of a CSV of deployments, or those of a sweep of a scenario. Answers that the
+store has are not computed again.
+"""
+
+import json
+import math
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
+from time import monotonic
+from typing import Any
 
-from planner.core.errors import PlannerError
-from planner.core.files import check_not_overwriting, format_cell, replace_atomically
+from planner.core.catalog import compute_build_digest
+from planner.core.errors import PlannerError, require_extra
+from planner.core.files import list_columns, replace_atomically, write_csv
 from planner.core.progress import show_step
-from planner.core.readers import read_csv_lines
-from planner.core.units import MIB
-from planner.engines.coefficients import UserCalibration
-from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
-from planner.memory.memory_plan import get_memory_plan
-from planner.planning.disaggregated import evaluate_disaggregated
-from planner.planning.prediction import Prediction, predict
-from planner.planning.table_rows import (
-    OUTPUT_COLUMNS,
-    POOL_SIZE_COLUMNS,
-    build_output_row,
-    explain_ignored_column,
-    fit_max_model_len,
-    is_unknown_column,
-    parse_cells,
-    parse_deployment,
-    parse_model,
-    parse_row_workload,
-)
-from planner.tools.answer_store import Answer, compute_answer_key, open_default_store
+from planner.core.text import escape_to_one_line, format_count
+from planner.tools.answer_store import Answer, AnswerStore, compute_answer_key
+from planner.tools.deployment_rows import DeploymentRows, read_rows
+from planner.tools.sweep_points import SweepPoints, read_sweep
 
-MAX_BATCH_FILE_BYTES = 16 * MIB
-SAVE_INTERVAL_S = 1.0
-"""Between two transactions of the store, which take longer than many a row."""
-ANSWER_COLUMNS = frozenset(OUTPUT_COLUMNS) - {"id"}
+PointFile = DeploymentRows | SweepPoints
+Chunk = Sequence[tuple[str, Mapping[str, Any]]]
+"""The (key, point) pairs of one task."""
+MAX_TASKS = 10_000
+"""Of more points, several are one task."""
+START_WORKERS_AFTER_S = 5.0
+"""Seconds that this process answers alone, unless told how many do: workers take as long to start."""
+SAVE_INTERVAL_S = 0.1
+"""Between two transactions of the store, which take longer than many a point."""
+REPORT_INTERVAL_S = 60.0
 
 
-def predict_file(
-    rows_csv: str | Path,
-    out_csv: str | Path,
+def read_points(
+    path: Path,
     calibration: Path | None = None,
-    *,
-    resume: bool = False,
     report_message: Callable[[str], object] = lambda text: None,
-) -> int:
-    """Predict every row of `rows_csv` into `out_csv`; return 0 if all succeed, 1 if any fails.
+) -> PointFile:
+    """Read a sweep if `path` is YAML, otherwise a CSV of deployments.
 
-    Answers are kept in the user's store every second. With `resume`, rows that have an answer there
-    take it: the same cells, files, calibration, catalogs and planner, whatever their id and place.
-    `report_message` gets the columns that are ignored, and why the first row failed if all did.
-    `calibration` is a file that takes precedence over the catalog. Raises `PlannerError` (exit code
-    2) if a file cannot be read or written, or has no usable header.
+    `calibration` is a file of the user's own step costs.
     """
-    source, out = Path(rows_csv), Path(out_csv)
-    check_not_overwriting([source, *([calibration] if calibration else [])], [out])
-    user_calibrations = load_user_calibrations(calibration) if calibration else {}
-    lines = read_csv_lines(source, MAX_BATCH_FILE_BYTES)
-    header = [name.strip() for name in next(lines, (1, []))[1]]
-    if "gpu" not in header or not {"model", "model_config"} & set(header):
-        raise PlannerError(
-            f"{source.name}: line 1 must name the columns, among them gpu and model (or"
-            " model_config)"
-        )
-    if twice := next((name for name in header if name and header.count(name) > 1), None):
-        raise PlannerError(f"{source.name}: the column {twice} occurs twice")
-    for name in filter(is_unknown_column, header):
-        report_message(explain_ignored_column(name))
-    count = sum(1 for _ in lines)
-    store = open_default_store(report_message)
-    calibration_content = {
-        gpu: entry.model_dump(mode="json") for gpu, entry in user_calibrations.items()
-    }
-    errors: list[object] = []
-    unsaved: dict[str, Answer] = {}
-    saved_at = time.monotonic()
-    with (
-        replace_atomically(out) as (part,),
-        part.open("w", newline="", encoding="utf-8") as file,
-        show_step("rows", count) as step,
-    ):
-        writer = csv.DictWriter(file, OUTPUT_COLUMNS, restval="")
-        writer.writeheader()
+    if path.suffix in (".yaml", ".yml"):
+        return read_sweep(path, calibration)
+    return read_rows(path, calibration, report_message)
+
+
+def answer_points(
+    file: PointFile, store: AnswerStore, scheduler: str | None = None, workers: int | None = None,
+    report_message: Callable[[str], object] = lambda text: None,
+) -> list[Answer]:  # fmt: skip
+    """Return the rows of the table in order; compute the answers that `store` lacks, and keep them.
+
+    They run on the Dask `scheduler` at an address, or in `workers` processes of this machine, by
+    default one per core. `report_message` gets how many points there are, each distinct one counted
+    once. Raises `PlannerError` if the scheduler cannot be reached or its workers have another
+    planner.
+    """
+    keys = [
+        compute_answer_key(type(file).__name__, file.describe_question(point), file.folder)
+        for point in file.points
+    ]
+    points = dict(zip(keys, file.points, strict=True))
+    answers = store.fetch(keys)
+    missing = [(key, point) for key, point in points.items() if key not in answers]
+    num_kept, started = len(answers), monotonic()
+    unsaved, saved_at, told_at = dict[str, Answer](), -math.inf, started
+    with show_step("points", len(points)) as step:
         try:
-            rows = islice(read_csv_lines(source, MAX_BATCH_FILE_BYTES), 1, None)
-            for _, cells in rows:
-                row, surplus = dict(zip(header, cells, strict=False)), len(cells) - len(header)
-                question = {name: cell for name, cell in row.items() if name != "id"}
-                key = compute_answer_key(
-                    "row", [question, max(surplus, 0), calibration_content], source.parent
-                )
-                answer = store.fetch([key], ANSWER_COLUMNS).get(key) if resume else None
-                if answer is None:
-                    values = predict_row(row, source.parent, surplus, user_calibrations)
-                    answer = {name: format_cell(v) for name, v in values.items() if name != "id"}
-                    unsaved[key] = answer
-                    errors += [answer["error"]] if answer["status"] == "error" else []
-                if time.monotonic() > saved_at + SAVE_INTERVAL_S:
+            for found in _compute_answers(file, missing, scheduler, workers, report_message):
+                answers |= found
+                unsaved |= found
+                step.done, now = len(answers), monotonic()
+                if now > saved_at + SAVE_INTERVAL_S:
                     store.add(unsaved)
-                    unsaved, saved_at = {}, time.monotonic()
-                writer.writerow({"id": row.get("id", ""), **answer})
-                step.done += 1
+                    unsaved, saved_at = {}, monotonic()
+                if now > told_at + REPORT_INTERVAL_S:
+                    left_s = (now - started) / (step.done - num_kept) * (len(points) - step.done)
+                    left = format_count(left_s / 60, "minute")
+                    report_message(f"{step.done:,} of {len(points):,} points, about {left} left")
+                    told_at = now
         finally:
             store.add(unsaved)
-    if errors:
-        which = f"{len(errors):,} of {count:,} rows are" if len(errors) < count else "no row can be"
-        report_message(f"{which}{' not' * (len(errors) < count)} planned; the first: {errors[0]}")
-    return int(bool(errors))
+    report_message(f"{format_count(len(points), 'point')}, {num_kept:,} from the store")
+    return file.build_table([answers[key] for key in keys])
 
 
-def predict_row(
-    row: Mapping[str, str],
-    folder: Path = Path(),
-    surplus: int = 0,
-    user_calibrations: Mapping[str, UserCalibration] | None = None,
-) -> dict[str, object]:
-    """Return the output row for an input row, in which paths are relative to `folder`.
+def predict_row(row: Mapping[str, str], folder: Path = Path()) -> Answer:
+    """Return the answer to one row of a CSV of deployments, in which paths are below `folder`."""
+    return answer_point(DeploymentRows(folder=folder), row)
 
-    `surplus` cells of the row have no column. `user_calibrations`, by GPU, take precedence over the
-    catalog.
-    """
-    answer: dict[str, object] = {"id": row.get("id", "")}
+
+def answer_point(file: PointFile, point: Mapping[str, Any]) -> Answer:
+    """Return the columns of an answer; `status` is ok, does_not_fit, nothing_meets or error."""
     try:
-        if surplus > 0:
-            raise PlannerError(f"the row has {surplus} more cells than the header has columns")
-        cells, notes = parse_cells(row)
-        workload = parse_row_workload(cells, folder, notes)
-        model = parse_model(cells, folder)
-        pools = [
-            pool
-            for pool in ("prefill", "decode")
-            if any(f"{pool}_{size}" in cells for size in POOL_SIZE_COLUMNS)
-        ]
-        if len(pools) == 1:
-            raise PlannerError(
-                f"only the {pools[0]} pool is given; disaggregated serving needs both pools' sizes"
-            )
-        deployments = [
-            parse_deployment(model, cells, folder, notes, pool) for pool in pools or [""]
-        ]
-        if user_calibrations:
-            deployments = [
-                replace(d, engine=apply_user_calibrations(d.engine, user_calibrations))
-                for d in deployments
-            ]
-        if workload and "max_model_len" not in cells:
-            deployments = [
-                fit_max_model_len(deployment, workload, notes) for deployment in deployments
-            ]
-        if workload is None:
-            prediction = Prediction(
-                deployments[-1], None, get_memory_plan(deployments[-1]), None, None
-            )
-        elif pools:
-            prediction = evaluate_disaggregated(deployments[0], deployments[1], workload)
-        else:
-            prediction = predict(deployments[0], workload)
+        columns: dict[str, Any] = file.answer(point)
     except PlannerError as error:
-        return {**answer, "status": "error", "error": str(error)}
-    except Exception as error:  # an unexpected failure must not end the other rows
-        return {
-            **answer,
-            "status": "error",
-            "error": f"this row cannot be planned ({type(error).__name__}: {error})",
-        }
-    return answer | build_output_row(prediction, notes)
+        return {"status": "error", "error": str(error)}
+    except Exception as error:  # an unexpected failure must not end the other points
+        problem = f"this point cannot be planned ({type(error).__name__}: {error})"
+        return {"status": "error", "error": escape_to_one_line(problem)}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in columns.items()
+    }
+
+
+def answer_chunk(file: PointFile, build_digest: str, points: Chunk) -> dict[str, Answer]:
+    """Return the answers to (key, point) pairs, for one task of the build `build_digest`.
+
+    Raises `PlannerError` if this worker has another build.
+    """
+    if compute_build_digest() != build_digest:
+        raise PlannerError(
+            "a worker has another version of the planner, or other catalogs: give it the same"
+        )
+    return {key: answer_point(file, point) for key, point in points}
+
+
+def _compute_answers(
+    file: PointFile, missing: Chunk, scheduler: str | None, workers: int | None,
+    report_message: Callable[[str], object],
+) -> Iterator[dict[str, Answer]]:  # fmt: skip
+    """Yield answers by key, task by task as they end."""
+    task = partial(answer_chunk, replace(file, points=(), files=()), compute_build_digest())
+    size = 1 + len(missing) // MAX_TASKS
+    chunks = [missing[k : k + size] for k in range(0, len(missing), size)]
+    alone_until = monotonic() + (0 if workers else START_WORKERS_AFTER_S)
+    workers = workers or _count_usable_cores()
+    while chunks and not scheduler and (workers == 1 or monotonic() < alone_until):
+        yield task(chunks.pop(0))
+    if chunks:
+        yield from _run_on_workers(task, chunks, scheduler, workers, report_message)
+
+
+def _run_on_workers(
+    task: Callable[[Chunk], dict[str, Answer]], chunks: Sequence[Chunk], scheduler: str | None,
+    workers: int, report_message: Callable[[str], object] = lambda text: None,
+) -> Iterator[dict[str, Answer]]:  # fmt: skip
+    """Yield what tasks return as they end, on Dask or in processes of this machine.
+
+    The processes listen on no port that others could use.
+    """
+    if scheduler and not re.fullmatch(r"(tcp|tls|ws|wss)://.+:\d{1,5}", scheduler):
+        raise PlannerError(
+            f"--scheduler takes an address such as tcp://10.0.0.1:8786, got {scheduler!r:.80}"
+        )
+    executor: Executor
+    with ExitStack() as stack:
+        try:
+            if scheduler:
+                with require_extra("dask", "--scheduler"):
+                    from dask.distributed import Client
+                client = stack.enter_context(Client(scheduler, timeout=20, set_as_default=False))
+                executor = client.get_executor(pure=False)
+            else:
+                context = get_context("spawn")
+                executor = ProcessPoolExecutor(min(workers, len(chunks)), context, _prepare_worker)
+                stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+            report_message("workers start; on a new machine they compile first: up to two minutes")
+            for future in as_completed([executor.submit(task, chunk) for chunk in chunks]):
+                yield future.result()
+        except PlannerError:
+            raise
+        except Exception as error:
+            where = f"Dask on {scheduler}" if scheduler else "a worker on this machine"
+            why = str(error) or type(error).__name__
+            raise PlannerError(f"{where} gave up, what was answered is kept: {why}") from None
+
+
+def _count_usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the main process, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def exit_with_parent() -> None:
+        if parent := parent_process():
+            parent.join()
+        os._exit(1)
+
+    Thread(target=exit_with_parent, daemon=True).start()
+
+
+def write_table(file: PointFile, rows: Sequence[Answer], out: Path, chart: str = "") -> None:
+    """Write rows to `out`, CSV or Parquet, and the SVG `chart` beside it if there is one."""
+    with replace_atomically(out, *[out.with_suffix(".svg")] * bool(chart)) as (part, *pictures):
+        if out.suffix == ".parquet":
+            _write_parquet(part, rows)
+        else:
+            write_csv(part, rows, file.columns, file.line_end)
+        for picture in pictures:
+            picture.write_text(chart, encoding="utf-8")
+
+
+def _write_parquet(path: Path, rows: Sequence[Answer]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {name: unify_column_type([r.get(name) for r in rows]) for name in list_columns(rows)}
+    table = pyarrow.table(columns, metadata={"written_by": "headroom"})
+    pyarrow.parquet.write_table(table, path)
+
+
+def unify_column_type(column: Sequence[object]) -> list[object]:
+    """Return a column for Parquet: text if its values have several types, such as 8 and "auto"."""
+    types = {type(value) for value in column if value is not None}
+    if len(types) < 2 or types == {int, float}:
+        return list(column)
+    return [v if v is None or isinstance(v, str) else json.dumps(v) for v in column]

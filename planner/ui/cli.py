@@ -24,7 +24,6 @@ COMMANDS = {
         plans.add_plan,
         plans.add_report,
         plans.add_fleet,
-        tables.add_sweep,
         tables.add_predict,
         lab.add_lab,
     ),

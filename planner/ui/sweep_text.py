@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.core.errors import require_extra
 from planner.core.files import list_columns
@@ -10,19 +11,22 @@ from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability, format_usd
 from planner.core.text import format_columns, format_count
 from planner.engines.layout import ParallelLayout
-from planner.tools.sweep.runner import GPU_FIELDS
 from planner.ui.terminal import TerminalStyle
 
 VERDICT_WORDS = {"at_risk": "at risk", "nothing_meets": "nothing meets"}
 """How the table's verdicts are written where there is room."""
 DEFAULT_METRICS = ("ttft_ms_p95", "tpot_ms_p95")
 BAR_COLUMNS = 16
+ESTIMATE_NOTE = (
+    "Estimates are in closed form: `replay: true` and `headroom plan` simulate, and may choose"
+    " another GPU, layout or number of replicas."
+)
 MAX_ASSUMED = 4
 """Texts about what is assumed that are shown; points with lengths of their own have one each."""
 
 
 def format_sweep(
-    points: Sequence[Mapping[str, object]],
+    points: Sequence[Mapping[str, Any]],
     metrics: Sequence[str] = DEFAULT_METRICS,
     style: TerminalStyle | None = None,
     max_rows: int = 60,
@@ -36,79 +40,44 @@ def format_sweep(
     known = list_columns(points)
     fields = [name for name in known if name.startswith("set.")]
     columns = ("cheapest", "probability", "gpu", "gpus_rented", "layout", "usd_per_hour", *metrics)
-    points = [{**row, "layout": _format_layout(row)} for row in points]
     shown = [name for name in columns if name in known or name == "layout"]
-    has_bars = "margin" in known
-    basis = "used" if any(map(_is_simulated, points)) else "estimate"
-    key = style.choose(f"● {basis} ▏ limit", f"o {basis} | limit")
     heads = [*(name.removeprefix("set.") for name in fields), "verdict"]
-    heads += [name.replace("_ms_", " ms ").replace("_", " ") for name in shown] + [key] * has_bars
-    rows: list[Sequence[str]] = [heads]
+    heads += [name.replace("_ms_", " ms ").replace("_", " ") for name in shown]
+    rows: list[Sequence[str]] = [[*heads, style.choose("● used ▏ limit", "o used | limit")]]
     for row in points[:max_rows]:
         cells = [format_setting(row.get(name)) for name in fields]
-        verdict = f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}"
-        cells += [verdict, *(_format_figure(name, row.get(name)) for name in shown)]
-        share = row.get("margin")
-        if has_bars:
-            use = share if isinstance(share, float) and 0 <= share < float("inf") else None
-            bar = "" if use is None else style.draw_bar(Interval.from_value(use), BAR_COLUMNS)
-            cells.append(bar)
+        cells.append(f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}")
+        figures = {**row, "layout": _format_layout(row)}
+        cells += [_format_figure(name, figures.get(name)) for name in shown]
+        use = row.get("margin")
+        bar = use is not None and style.draw_bar(Interval.from_value(use), BAR_COLUMNS)
+        cells.append(bar or "")
         rows.append(cells)
     more = f"\n... and {len(points) - max_rows:,} more" * (len(points) > max_rows)
-    notes = "\n".join(
-        filter(None, (_describe_cheapest(points), _describe_choice(points), _list_assumed(points)))
-    )
-    return f"{_summarize(points)}\n\n{format_columns(rows)}{more}" + f"\n\n{notes}" * bool(notes)
+    notes = [_count_cheapest(points), ESTIMATE_NOTE * any(map(_is_estimate, points))]
+    assumed = dict.fromkeys(f"Assumed: {text}" for row in points if (text := row.get("assumed")))
+    notes += [*assumed][:MAX_ASSUMED]
+    ending = "".join(f"\n{note}" for note in notes if note)
+    return f"{_summarize(points)}\n\n{format_columns(rows)}{more}" + f"\n{ending}" * bool(ending)
 
 
-def _format_layout(row: Mapping[str, object]) -> str:
+def _format_layout(row: Mapping[str, Any]) -> str:
     """Return the parallel sizes, replicas and weights of a row; empty where it has none."""
-    sizes = [row.get(name) for name in ("tp", "pp", "dp", "ep", "dcp", "replicas")]
-    if not all(isinstance(size, int | float) and size == size for size in sizes):
+    if "tp" not in row:
         return ""
-    layout = ParallelLayout(*(int(str(size).partition(".")[0]) for size in sizes))
-    method = row.get("quantization")
-    return str(layout) if method == "none" else f"{layout}, {method}"
+    layout = ParallelLayout(*(row[name] for name in ("tp", "pp", "dp", "ep", "dcp", "replicas")))
+    return f"{layout}, {row['quantization']}".removesuffix(", none")
 
 
-def _describe_cheapest(points: Sequence[Mapping[str, object]]) -> str:
-    """Count at how many loads each GPU is the cheapest that holds; empty where GPUs do not vary."""
+def _count_cheapest(points: Sequence[Mapping[str, object]]) -> str:
+    """Count how often each GPU is the cheapest that holds; empty where none is."""
     kinds = [str(row.get("gpu")) for row in points if row.get("cheapest") == "yes"]
-    if not kinds:
-        return ""
     counts = ", ".join(
         f"{kind} {format_count(kinds.count(kind), 'time')}" for kind in dict.fromkeys(kinds)
     )
-    kind_fields = tuple(f"set.{name}" for name in GPU_FIELDS)
-    fields = [name for name in list_columns(points) if name.startswith("set.")]
-    fields = [name for name in fields if not name.startswith(kind_fields)]
-    num_groups = len({tuple(str(row.get(name)) for name in fields) for row in points})
-    none = f", none {format_count(num_groups - len(kinds), 'time')}" * (num_groups > len(kinds))
-    return f"The cheapest GPU that holds, of points that differ in it alone: {counts}{none}."
-
-
-def _describe_choice(points: Sequence[Mapping[str, object]]) -> str:
-    """Say that a simulation may choose otherwise than the closed form; empty where none chose."""
-    chose = any(
-        isinstance(limit := row.get("binding"), str) and limit and _is_estimate(row)
-        for row in points
+    return f"The cheapest GPU that holds, of points that differ in it alone: {counts}." * bool(
+        kinds
     )
-    return (
-        "Chosen in closed form: `headroom plan` and `replay: true` simulate, and may choose another"
-        " GPU, layout or number of replicas."
-        if chose
-        else ""
-    )
-
-
-def _list_assumed(points: Sequence[Mapping[str, object]]) -> str:
-    """List what is assumed at any point, each once."""
-    texts = dict.fromkeys(
-        str(text) for row in points if isinstance(text := row.get("assumed"), str) and text
-    )
-    shown = [f"Assumed: {text}" for text in list(texts)[:MAX_ASSUMED]]
-    more = len(texts) - len(shown)
-    return "\n".join([*shown, *[f"... and {more:,} more in the column `assumed`"] * (more > 0)])
 
 
 def format_setting(value: object) -> str:
@@ -123,7 +92,7 @@ def format_setting(value: object) -> str:
 
 
 def _format_figure(name: str, value: object) -> str:
-    if name == "probability" and isinstance(value, float) and value == value:
+    if name == "probability" and isinstance(value, float):
         return format_probability(value)
     return _format_cell(value)
 
@@ -140,7 +109,7 @@ def _summarize(points: Sequence[Mapping[str, object]]) -> str:
         format_count(words.count(word), *forms.get(word, (word, word)))
         for word in dict.fromkeys(sorted(words))
     )
-    text = f"{format_count(len(points), 'point')}: {counts}.{_describe_estimates(points)}"
+    text = f"{format_count(len(points), 'point')}: {counts}."
     prices = [
         price
         for row, word in zip(points, words, strict=True)
@@ -152,23 +121,9 @@ def _summarize(points: Sequence[Mapping[str, object]]) -> str:
     return f"{text} The cheapest that meets the targets costs {format_usd(min(prices))}/h."
 
 
-def _is_simulated(row: Mapping[str, object]) -> bool:
-    return row.get("figures") == "replay"
-
-
 def _is_estimate(row: Mapping[str, object]) -> bool:
     """Return whether the figures of a point are analytical, not simulated."""
     return row.get("figures") == "closed form" and row.get("status") != "does_not_fit"
-
-
-def _describe_estimates(points: Sequence[Mapping[str, object]]) -> str:
-    """Describe how many points are analytical estimates; empty if none is."""
-    num_estimates = sum(map(_is_estimate, points))
-    if not num_estimates:
-        return ""
-    if not any(map(_is_simulated, points)):
-        return " All are analytical estimates, not simulations; `replay: true` simulates them."
-    return f" Analytical estimates, not simulations: {num_estimates:,}."
 
 
 def _describe_verdict(row: Mapping[str, object]) -> str:
@@ -178,9 +133,7 @@ def _describe_verdict(row: Mapping[str, object]) -> str:
 
 def _format_cell(value: object) -> str:
     if isinstance(value, float):
-        return (
-            "" if value != value else f"{value:,.0f}" if value >= 99_950 else format_number(value)
-        )
+        return f"{value:,.0f}" if value >= 99_950 else format_number(value)
     return "" if value is None else f"{value:,}" if type(value) is int else str(value)
 
 

@@ -50,15 +50,14 @@ from planner.memory.memory_plan import plan_memory
 from planner.models.registry import _merge_entry_config, list_models, load_model
 from planner.planning.scenario import apply_overrides, load_scenario
 from planner.simulator.schedule_cases import run_schedule_case
-from planner.tools.batch import predict_row
+from planner.tools.batch import answer_point, predict_row
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.tools.diagnostics.traffic_profile import build_traffic_profile
 from planner.tools.fleet.allocation import FleetOption, plan_fleet
 from planner.tools.fleet.tables import format_fleet_plan
 from planner.tools.lint.report import lint
-from planner.tools.sweep.runner import answer_point as sweep_answer
-from planner.tools.sweep.sweep_spec import load_sweep_spec
+from planner.tools.sweep_points import read_sweep
 from planner.ui import cli
 from planner.ui.log_explanation import explain_log
 from planner.workload.length_distribution import LengthDistribution
@@ -522,10 +521,10 @@ def points(rng: random.Random, folder: Path) -> Any:
         }
     }
     whole = {**data, **rng.choice(({"grid": some}, drawn))}
-    found = load_sweep_spec(written(folder / "sweep.yaml", yaml.safe_dump(spoilt(whole, rng)), rng))
+    found = read_sweep(written(folder / "sweep.yaml", yaml.safe_dump(spoilt(whole, rng)), rng))
     return (
-        sweep_answer(found, found.points[0])
-        if found.answer == "predict" and not found.replay
+        answer_point(found, found.points[0])
+        if found.asked == "predict" and not found.replay
         else None
     )
 

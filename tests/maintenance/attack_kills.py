@@ -65,7 +65,7 @@ COMMANDS = {
     "predict": (["predict", "rows.csv", "--out", "answers.csv"], "rows.csv", ROWS),
     "calibrate": (["calibrate", "runs.csv", "--out", "own.yaml"], "runs.csv", MEASUREMENTS),
     "replay": (["replay", "case.json", "--step-log", "steps.csv"], "case.json", CASES),
-    "sweep": (["sweep", "sweep.yaml", "--out", "table.csv", "--workers", "1"], "sweep.yaml", SWEEPS),
+    "sweep": (["predict", "sweep.yaml", "--out", "table.csv", "--workers", "2"], "sweep.yaml", SWEEPS),
     "verify": (["verify", "mine.yaml", "--log", str(EXAMPLE_LOG), "--out", "page.md"], "mine.yaml", LAUNCHES),
     "fleet": (["fleet", "stock.yaml", "--out", "out"], "stock.yaml", STOCKS),
     "report": (["report", "mine.yaml", "--out", "out"], "mine.yaml", QUESTIONS),

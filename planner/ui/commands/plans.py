@@ -28,7 +28,7 @@ from planner.ui.commands.options import (
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
 
-NEXT_COMMANDS = {"scenario": "plan", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
+NEXT_COMMANDS = {"scenario": "plan", "sweep": "predict --out sweep.csv", "fleet": "fleet"}
 """The command for a file that `headroom init` wrote, by its kind."""
 
 MEMO_PAGES = 2

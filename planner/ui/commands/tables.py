@@ -1,11 +1,10 @@
-"""Commands that fill tables: predict and sweep."""
+"""The command that fills tables: predict."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, require_extra
 from planner.core.files import check_not_overwriting, check_replaceable
 from planner.core.text import format_count
 from planner.ui.commands.options import (
@@ -17,6 +16,9 @@ from planner.ui.commands.options import (
 
 if TYPE_CHECKING:
     from planner.ui.commands.options import Subparsers
+
+
+CHART_MARK = "<!-- drawn by headroom"
 
 
 class ColumnHelpFormatter(argparse.HelpFormatter):
@@ -43,19 +45,25 @@ def add_predict(commands: "Subparsers") -> None:
     """Declare `headroom predict`."""
     parser = commands.add_parser(
         "predict",
-        help="predict memory, latencies and cost of deployments, one per CSV row",
+        help="answer many deployments, one per CSV row, or thousands of what-ifs of a scenario",
         formatter_class=ColumnHelpFormatter,
         epilog="columns",
     )
     parser.add_argument(
-        "rows",
+        "points",
         type=Path,
-        metavar="ROWS.csv",
-        help="deployments. Required columns: model, gpu. For latencies: isl and osl (mean tokens of "
-        "prompt and answer) with request_rate or concurrency. All columns stand below",
+        metavar="POINTS",
+        help="CSV of deployments, or YAML with a scenario and a grid or sample of its fields, as "
+        "`headroom init --kind sweep` writes it. Required columns: model, gpu. For latencies: isl "
+        "and osl (mean tokens of prompt and answer) with request_rate or concurrency. All columns "
+        "stand below",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="PREDICTIONS.csv", help="file to write"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="TABLE",
+        help="file to write, CSV or .parquet, one row per point",
     )
     parser.add_argument(
         "--calibration",
@@ -64,53 +72,13 @@ def add_predict(commands: "Subparsers") -> None:
         help="your own step costs, as `headroom calibrate --out` writes them",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="reuse the answers of an interrupted run"
-    )
-    add_force(parser)
-    parser.set_defaults(run=run_predict)
-
-
-@watch_command
-def run_predict(options: argparse.Namespace) -> int:
-    """Predict rows; 1 if any of them fails."""
-    from planner.tools.batch import predict_file
-
-    check_not_overwriting([options.rows], [options.out])
-    check_replaceable(options.out, "id,status,error,", force=options.force)
-    return predict_file(
-        options.rows,
-        options.out,
-        options.calibration,
-        resume=options.resume,
-        report_message=print_message,
-    )
-
-
-def add_sweep(commands: "Subparsers") -> None:
-    """Declare `headroom sweep`."""
-    parser = commands.add_parser(
-        "sweep",
-        help="plan or predict a scenario at thousands of points, on all cores or on Dask",
-    )
-    parser.add_argument(
-        "sweep",
-        type=Path,
-        metavar="SWEEP.yaml",
-        help="sweep file with a scenario and a grid or sample of its fields; "
-        "`headroom init --kind sweep` writes one",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="TABLE",
-        help="file to write, .csv or .parquet, one row per point",
-    )
-    parser.add_argument(
         "--store",
         type=Path,
         metavar="FILE",
-        help="file that keeps answers for later runs (default: one per user)",
+        help="file that keeps answers, which no run computes again (default: one per user)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where a run was interrupted, as every run does"
     )
     parser.add_argument(
         "--scheduler",
@@ -122,52 +90,56 @@ def add_sweep(commands: "Subparsers") -> None:
         "--workers",
         type=parse_count,
         metavar="N",
-        help="number of processes on this machine (default: one per core)",
+        help="number of processes on this machine (default: one, and after seconds one per core)",
     )
     add_force(parser)
-    parser.set_defaults(run=run_sweep_command)
+    parser.set_defaults(run=run_predict)
 
 
 @watch_command
-def run_sweep_command(options: argparse.Namespace) -> int:
-    """Answer the points of a sweep; 1 if any of them fails."""
-    from planner.tools.answer_store import Answer
-    from planner.tools.sweep.runner import run_sweep_file
-    from planner.tools.sweep.sweep_spec import load_sweep_spec
+def run_predict(options: argparse.Namespace) -> int:
+    """Answer all points; 1 if any of them fails."""
+    from planner.tools.answer_store import AnswerStore, open_default_store
+    from planner.tools.batch import answer_points, read_points, write_table
+    from planner.tools.sweep_points import SweepPoints
     from planner.ui.sweep_text import draw_sweep, format_sweep
     from planner.ui.terminal import detect_style
 
-    picture, mark = options.out.with_suffix(".svg"), "<!-- drawn by headroom sweep -->"
-    own = ("PAR1", "headroom") if options.out.suffix == ".parquet" else ("point,set.", "")
-    for path, (beginning, holds) in ((options.out, own), (picture, ("<svg", mark))):
-        if path.is_file():  # its folder is made
-            check_replaceable(path, beginning, holds, force=options.force)
-    limits = load_sweep_spec(options.sweep).fields.get("service_level") or {}
+    file = read_points(options.points, options.calibration, print_message)
+    sweep = file if isinstance(file, SweepPoints) else None
+    out, picture = options.out, options.out.with_suffix(".svg")
+    check_not_overwriting(file.files, filter(None, (out, options.store)))
+    own = "point,set." if sweep else "id,status,error,", ""
+    if out.suffix == ".parquet":
+        own = "PAR1", "headroom"
+        with require_extra("parquet", "a .parquet file"):
+            import pyarrow.parquet  # noqa: F401
+    check_replaceable(out, *own, force=options.force)
+    if sweep:
+        check_replaceable(picture, "<svg", CHART_MARK, force=options.force)
+    store = (
+        AnswerStore(options.store, print_message)
+        if options.store
+        else open_default_store(print_message)
+    )
+    rows = answer_points(file, store, options.scheduler, options.workers, print_message)
+    limits = sweep.fields.get("service_level") or {} if sweep else {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
-    charts = list[str]()
-
-    def draw(rows: list[Answer]) -> str:
-        try:
-            if chart := draw_sweep(rows, metrics):
-                charts.append(f"{chart}\n{mark}\n")
-        except PlannerError as error:  # the table is written all the same
-            print_message(str(error))
-        return "".join(charts)
-
-    def log_message(text: str) -> None:
-        if sys.stderr is None or not sys.stderr.isatty():  # a terminal draws the progress
-            print_message(text)
-
-    rows = run_sweep_file(
-        options.sweep, options.out, options.store, options.scheduler, options.workers,
-        print_message, log_message, draw,
-    )  # fmt: skip
-    print(format_sweep(rows, metrics, detect_style()))
-    has_cheapest = any(row.get("cheapest") for row in rows)
-    chart_key = "hollow: at risk or missed" + "; ringed: the cheapest GPU" * has_cheapest
-    chart = f", chart: {picture} ({chart_key})" if charts else ""
-    print(f"\ntable: {options.out}{chart}")
+    chart = ""
+    try:
+        if sweep and (drawn := draw_sweep(rows, metrics)):
+            chart = f"{drawn}\n{CHART_MARK} predict -->\n"
+    except PlannerError as error:
+        print_message(str(error))
+    finally:  # the table is written however drawing ends
+        write_table(file, rows, out, chart)
+    if sweep:
+        print(format_sweep(rows, metrics, detect_style()))
+        has_cheapest = any(row.get("cheapest") for row in rows)
+        key = "hollow: at risk or missed" + "; ringed: the cheapest GPU" * has_cheapest
+        print(f"\ntable: {out}" + f", chart: {picture} ({key})" * bool(chart))
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
-        print_message(f"{format_count(len(failed), 'point')} failed, the first: {failed[0]}")
+        total = format_count(len(rows), "point")
+        print_message(f"{len(failed):,} of {total} failed, the first: {failed[0]}")
     return int(bool(failed))

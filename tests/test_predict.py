@@ -1,24 +1,40 @@
-"""The batch interface: a spreadsheet in, a spreadsheet out, whatever is in its cells."""
+"""`headroom predict` of a CSV: a spreadsheet in, a spreadsheet out, and what a run keeps for the next."""
 
 import csv
+import os
+import pickle
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.core import files
 from planner.core.errors import PlannerError
+from planner.core.files import find_private_folder, read_pickle, write_pickle
 from planner.planning.table_rows import INPUT_COLUMNS, OUTPUT_COLUMNS
-from planner.tools.batch import predict_file, predict_row
+from planner.tools import answer_store
+from planner.tools.answer_store import AnswerStore, compute_answer_key
+from planner.tools.batch import predict_row
+from planner.tools.deployment_rows import DeploymentRows
 from planner.ui.cli import main
 
 BASE = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100", "engine_version": "0.19.0"}
 CHAT = {**BASE, "isl": "1024", "osl": "1024", "length_range_ratio": "0.8", "concurrency": "32"}
 
 
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def predicted(folder: Path, header: str, *lines: str) -> tuple[int, list[dict[str, str]]]:
     (folder / "rows.csv").write_text("\n".join((header, *lines)) + "\n")
-    code = predict_file(folder / "rows.csv", folder / "out.csv")
+    code = main(["predict", str(folder / "rows.csv"), "--out", str(folder / "out.csv")])
     with (folder / "out.csv").open(newline="") as file:
         reader = csv.DictReader(file)
         assert reader.fieldnames == list(OUTPUT_COLUMNS)
@@ -188,7 +204,7 @@ def test_a_bad_cell_is_one_sentence(cells: dict[str, str], message: str) -> None
     assert "\n" not in str(answer["error"]) and "cannot be planned" not in str(answer["error"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     column=st.sampled_from(sorted(set(INPUT_COLUMNS) - {"id", "model", "draft_model"})),
     cell=st.text(max_size=8),
@@ -197,21 +213,19 @@ def test_no_cell_ends_in_a_traceback(column: str, cell: str) -> None:
     assert predict_row({**CHAT, column: cell})["status"] in ("ok", "error", "does_not_fit")
 
 
-def test_unusable_files(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError, match="cannot read"):
-        predict_file(tmp_path / "absent.csv", tmp_path / "out.csv")
+def test_unusable_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     for text, message in (
+        (None, "cannot read"),
         ("", "line 1"),
         ("a,b\n1,2\n", "line 1"),
         ("gpu,model,gpu\n", "occurs twice"),
     ):
-        (tmp_path / "rows.csv").write_text(text)
-        with pytest.raises(PlannerError, match=message):
-            predict_file(tmp_path / "rows.csv", tmp_path / "out.csv")
-    (tmp_path / "rows.csv").write_text("gpu,model\n")
-    with pytest.raises(PlannerError, match="cannot write"):
-        predict_file(tmp_path / "rows.csv", tmp_path / "no" / "out.csv")
-    assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0
+        if text is not None:
+            rows.write_text(text)
+        assert main(["predict", str(rows), "--out", str(out)]) == 2
+        assert message in capsys.readouterr().err and not out.exists()
+    assert predicted(tmp_path, "gpu,model") == (0, [])
 
 
 def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
@@ -247,7 +261,7 @@ def test_the_terminal_says_what_is_ignored_and_why_nothing_is_planned(
     )
     rows.write_text("model,gpu\nmeta-llama/Llama-3.1-8B,H1O0\nmeta-llama/Llama-3.1-8B,\n")
     assert main(["predict", str(rows), "--out", str(tmp_path / "out.csv")]) == 1
-    assert "no row can be planned; the first: unknown GPU 'H1O0'" in capsys.readouterr().err
+    assert "2 of 2 points failed, the first: unknown GPU 'H1O0'" in capsys.readouterr().err
 
 
 def test_a_checkpoint_as_it_is_may_be_asked_for_as_in_a_scenario() -> None:
@@ -363,3 +377,209 @@ def test_a_pool_under_pressure_preempts_whether_its_dtype_is_open_or_not(dtype: 
     assert float(found["output_tps"]) == pytest.approx(11_582, rel=0.15)
     assert float(found["preemptions_per_request"]) == pytest.approx(2.37, rel=0.25)
     assert float(found["e2e_ms_p50"]) == pytest.approx(51_600, rel=0.15)
+
+
+MODEL = "meta-llama/Llama-3.1-8B"
+HEADER = ["id", "model", "gpu", "max_num_seqs"]
+ROWS = [[f'row {k}, "so"\nand on', MODEL, "H100", str(8 * k)] for k in range(1, 7)]
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cells `max_num_seqs` of the rows that are predicted rather than taken from the store."""
+    sizes: list[str] = []
+    answer = DeploymentRows.answer
+
+    def note(file: DeploymentRows, row: dict[str, str]) -> dict[str, object]:
+        sizes.append(row["max_num_seqs"])
+        return answer(file, row)
+
+    monkeypatch.setattr(DeploymentRows, "answer", note)
+    return sizes
+
+
+def predict(
+    folder: Path, rows: Sequence[Sequence[str]], *options: str, header: Sequence[str] = HEADER
+) -> list[dict[str, str]]:
+    """Run `headroom predict` on rows and return those of its output."""
+    source, out = folder / "rows.csv", folder / "out.csv"
+    with source.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    assert main(["predict", str(source), "--out", str(out), *options]) == 0
+    with out.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_resumed_run_answers_every_row_as_a_fresh_one_does(
+    tmp_path: Path, computed: list[str]
+) -> None:
+    """Rows are deleted, edited, reordered, repeated and renamed between the two runs."""
+    predict(tmp_path, ROWS)
+    edited = [*ROWS[4][:3], "100"]
+    rows = [ROWS[5], edited, ROWS[0], ROWS[0], ["another id", *ROWS[2][1:]]]
+    computed.clear()
+    resumed = predict(tmp_path, rows, "--resume")
+    assert computed == ["100"]
+    assert resumed == predict(tmp_path, rows, "--store", str(tmp_path / "fresh"))
+    assert len(computed) == 1 + 4
+    assert [row["id"] for row in resumed] == [row[0] for row in rows]
+    without_ids = [row[1:] for row in (ROWS[3], ROWS[0])]
+    again = predict(tmp_path, without_ids, "--resume", header=HEADER[1:])
+    assert again[1] == {**resumed[2], "id": ""} and len(computed) == 5
+
+
+def test_an_interrupted_run_keeps_its_answers(
+    tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = DeploymentRows.answer
+
+    def interrupt(file: DeploymentRows, row: dict[str, str]) -> dict[str, object]:
+        if row["max_num_seqs"] == "40":
+            raise KeyboardInterrupt
+        return counting(file, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeploymentRows, "answer", interrupt)
+        patch.setattr(os, "_exit", lambda code: pytest.fail(str(code)))
+        with pytest.raises(pytest.fail.Exception, match="130"):
+            predict(tmp_path, ROWS)
+    assert not (tmp_path / "out.csv").exists()
+    computed.clear()
+    predict(tmp_path, ROWS, "--resume")
+    assert computed == ["40", "48"]
+
+
+def test_other_cells_files_calibrations_and_planners_are_other_questions(
+    tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibration, trace = tmp_path / "own.yaml", tmp_path / "trace.csv"
+    own, traced = ["--calibration", str(calibration)], [*ROWS[1], "trace.csv"]
+    for memory, tokens in ((0.7, 5), (0.8, 6), (0.8, 6)):
+        calibration.write_text(
+            f"H100: {{coefficients: {{memory: {memory}}}, source: mine, date: '2026-11'}}"
+        )
+        trace.write_text(f"arrival,prompt_tokens,output_tokens\n0,10,{tokens}\n1,10,5\n")
+        predict(tmp_path, ROWS[:1], *own)
+        predict(tmp_path, [traced], header=[*HEADER, "trace"])
+    assert computed == ["8", "16"] * 2
+    predict(tmp_path, ROWS[:1])
+    monkeypatch.setattr(answer_store, "compute_build_digest", lambda: "another build")
+    predict(tmp_path, ROWS[:1])
+    assert computed == ["8", "16"] * 2 + ["8"] * 2
+
+
+def test_a_key_holds_the_folder_of_a_model_with_its_quantization(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    keys = {compute_answer_key("row", ["model"], tmp_path)}
+    for name in ("config.json", "hf_quant_config.json"):
+        (tmp_path / "model" / name).write_text("{}")
+        keys.add(compute_answer_key("row", ["model"], tmp_path))
+    assert len(keys) == 3
+    assert compute_answer_key("row", ["model/config.json"], tmp_path) not in keys
+    before = compute_answer_key("row", ["model/config.json"], tmp_path)
+    (tmp_path / "model" / "hf_quant_config.json").write_text("[]")
+    assert compute_answer_key("row", ["model/config.json"], tmp_path) != before
+
+
+def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
+    store = AnswerStore(tmp_path / "answers.sqlite")
+    store.add({"a": {"status": "ok", "gpus": 2}, "b": {"status": "error", "error": "no network"}})
+    keys = ["a", "b", "c", *map(str, range(1000))]
+    assert AnswerStore(store.path).fetch(keys) == {"a": {"status": "ok", "gpus": 2}}
+    with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database, database:
+        database.execute("update answers set answer = substr(answer, 2)")
+    assert store.fetch(keys) == {}
+    (tmp_path / "other").write_text("no data base at all, but text" * 50)
+    with pytest.raises(PlannerError, match="as a store"):
+        AnswerStore(tmp_path / "other")
+
+
+def test_a_corrupt_store_is_one_line_and_everything_is_computed(
+    tmp_path: Path,
+    cache_home: Path,
+    computed: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fresh = predict(tmp_path, ROWS[:3])
+    store = cache_home / "headroom" / "answers.sqlite"
+    assert store.stat().st_mode & 0o777 == 0o600
+    assert store.parent.stat().st_mode & 0o777 == 0o700
+    whole = store.read_bytes()
+    for damaged in (b"no database, but text" * 50, whole[:100] + b"x" * (len(whole) - 100)):
+        store.write_bytes(damaged)
+        computed.clear()
+        capsys.readouterr()
+        assert predict(tmp_path, ROWS[:3], "--resume") == fresh
+        assert len(computed) == 3
+        message, count = capsys.readouterr().err.splitlines()
+        assert f"cannot use {store} as a store of answers" in message
+        assert count.endswith("3 points, 0 from the store") and store.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("change", ["mode", "owner"])
+def test_a_store_that_others_may_write_is_not_used(
+    tmp_path: Path,
+    cache_home: Path,
+    computed: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    store = cache_home / "headroom" / "answers.sqlite"
+    predict(tmp_path, ROWS[:1])
+    if change == "mode":
+        store.chmod(0o666)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: store.stat().st_uid + 1)
+    predict(tmp_path, ROWS[:1], "--resume")
+    assert computed == ["8"] * 2 and "a store of answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["~/.cache/headroom", "/proc/none/headroom"])
+def test_without_a_cache_folder_nothing_is_kept_and_nothing_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+) -> None:
+    """The user has no home, as in a container, or the folder cannot be created, for root neither."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "user_cache_path", lambda _: Path(place))
+    assert find_private_folder() is None
+    predict(tmp_path, ROWS[:1], "--resume")
+    assert "you have no private cache folder" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "rows.csv"]
+
+
+class Payload:
+    """An object whose pickle would run code when it is loaded."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return pytest.fail, ("a distrusted pickle was loaded",)
+
+
+def test_a_pickle_is_private_and_one_that_others_may_write_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.pickle"
+    write_pickle(path, ["a plan"])
+    assert path.stat().st_mode & 0o777 == 0o600 and read_pickle(path, list) == ["a plan"]
+    with pytest.raises(PlannerError, match="holds no dict"):
+        read_pickle(path, dict)
+    path.write_bytes(pickle.dumps(Payload()))
+    for mode in (0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(PlannerError, match="other users may write it"):
+            read_pickle(path, list)
+    path.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(PlannerError, match="belongs to another user"):
+        read_pickle(path, list)
+
+
+def test_a_file_that_cannot_be_read_fails_its_own_row_alone(tmp_path: Path) -> None:
+    """It can be stat'ed, and opening it works, but not reading: /proc/self/mem."""
+    code, rows = predicted(
+        tmp_path, "model,model_config,gpu", ",/proc/self/mem,H100", f"{MODEL},,H100"
+    )
+    assert code == 1 and [row["status"] for row in rows] == ["error", "ok"]

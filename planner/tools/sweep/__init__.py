@@ -1,1 +1,0 @@
-"""Thousands of what-ifs at once."""
