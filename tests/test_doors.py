@@ -222,16 +222,19 @@ def run_planner(*words: str, **options: object) -> "subprocess.CompletedProcess[
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_stdout_is_told(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = run_planner("gpus", "H100", stdout=full)
+        done = run_planner("list", "gpus", "H100", stdout=full)
     assert (done.returncode, done.stderr) == (70, "headroom: No space left on device\n")
-    done = run_planner("gpus", "H100", preexec_fn=lambda: os.close(1))
+    done = run_planner("list", "gpus", "H100", preexec_fn=lambda: os.close(1))
     assert done.returncode == 70 and done.stderr.startswith("headroom: stdout is closed")
 
 
 def test_any_encoding_and_date_variable_is_taken_or_refused() -> None:
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    assert run_planner("gpus", "H100", env=ascii_only, stdout=subprocess.DEVNULL).returncode == 0
-    done = run_planner("gpus", env={**os.environ, "SOURCE_DATE_EPOCH": "x"})
+    assert (
+        run_planner("list", "gpus", "H100", env=ascii_only, stdout=subprocess.DEVNULL).returncode
+        == 0
+    )
+    done = run_planner("list", "gpus", env={**os.environ, "SOURCE_DATE_EPOCH": "x"})
     assert done.returncode == 2 and done.stderr.startswith("headroom: SOURCE_DATE_EPOCH")
 
 
