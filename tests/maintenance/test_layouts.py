@@ -13,7 +13,8 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
 from planner.planning.evaluation import evaluate_candidate
-from planner.planning.search import Plan
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import Plan, search_deployments
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +94,21 @@ def test_a_refused_layout_is_told_in_the_engines_words(plan):
         match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)",
     ):
         layout_study.relayout_candidate(plan, "H100-SXM", 3, 1, 1)
+
+
+NOWHERE = {
+    "question": "Does a 70B model fit on one 24 GB card?",
+    "model": "meta-llama/Llama-3.1-70B-Instruct",
+    "gpus": [{"gpu": "RTX-4090", "at_most": 1}],
+    "workload": {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 100}, "rate": 1},
+    "service_level": {"ttft": {"p95": 1000}},
+}
+
+
+def test_where_nothing_fits_the_chapter_says_so_and_goes_on_with_a_change():
+    asked = search_deployments(parse_scenario(NOWHERE, "nowhere"))
+    plan, changed = layout_study.find_plan_to_study(asked)
+    assert not asked.candidates
+    assert plan.candidates
+    assert changed in layout_study.describe_studied_deployment(asked, plan, changed)
+    assert "fits nowhere" in layout_study.describe_studied_deployment(asked, plan, changed)
