@@ -288,11 +288,6 @@ def test_a_benchmark_costs_a_day_of_one_replica_of_an_option_that_is_shown(
     assert option.name.startswith(f"{other.prediction.num_gpus_billed} ")
 
 
-def test_one_adapter_is_no_adapters() -> None:
-    text = " ".join(format_answer(get_answer("adapters")).split())
-    assert "1 LoRA adapter (evenly used), 1 slot per GPU" in text
-
-
 def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:
     """One watt is too little for any GPU: no surface says that every target is met."""
     plan = small_plan({"power_at_most": 1, "gpus.0.at_most": 1, "workload.rate": 1})
@@ -310,19 +305,3 @@ def test_an_answer_that_is_added_to_keeps_its_offers() -> None:
     assert more.choice is first.choice and more.chosen is first.chosen and more.growth
     own = tables.build_choice_table(more)["its benchmark changes the choice"]
     assert list(own) == list(tables.build_choice_table(first)["its benchmark changes the choice"])
-
-
-def test_where_the_day_decides_every_option_has_a_bill_by_the_hour() -> None:
-    """Else a plan that is cheaper over the day stands beside options that look cheaper than it."""
-    plan = QUESTIONS["a day"]()
-    chosen = plan.chosen
-    assert chosen and chosen.usd_per_hour
-    other = next(each for each in plan.candidates if each.placement_key != chosen.placement_key)
-    by_day, safe = replace(chosen, billed_fraction=0.5), replace(other, billed_fraction=0.75)
-    told = build_answer(replace(plan, chosen=by_day, safe=safe, candidates=(by_day, safe)))
-    always_on, by_hour = told.options["safe"].bills
-    assert by_hour.basis == "scaled by the hour"
-    assert by_hour.usd == pytest.approx(0.75 * 730.5 * safe.prediction.usd_per_hour)
-    text = " ".join(format_answer(told).split())
-    assert f"{format_usd(always_on.usd)}/month, {format_usd(by_hour.usd)} by the hour" in text
-    assert "lowest price by the hour" in build_memo(told).options[0].pro

@@ -785,10 +785,10 @@ def test_hostile_text_never_ends_in_a_traceback_and_nothing_runs(text: str) -> N
 
 
 def test_much_of_everything(tmp_path: Path) -> None:
-    long = "vllm serve m " + " ".join(f"--flag-{number} {number}" for number in range(4_000))
+    long = "vllm serve m " + " ".join(f"--flag-{number} {number}" for number in range(1_000))
     found = lint(long, "0.20.2")
     flags = [one for one in found.findings if one.kind == "flag"]
-    assert len(flags) == 4_000 and {one.verdict for one in flags} == {"unknown"}
+    assert len(flags) == 1_000 and {one.verdict for one in flags} == {"unknown"}
     same = lint("vllm serve m " + "--max-num-seqs 8 " * 10_000, "0.20.2")
     assert not same.needs_fix and len(str(same)) < 1000
     (tmp_path / "binary.sh").write_bytes(bytes(range(256)) * 10)

@@ -89,12 +89,6 @@ def test_allowing_pools_never_costs_more(
         assert plan.chosen.prediction.num_gpus_billed <= gpus
 
 
-def test_pools_at_risk_do_not_replace_what_holds() -> None:
-    for pools in search_pools(asked(6000, 150, 6, {"ttft": {"p95": 4000}, "itl": {"p99": 25}})):
-        whole = plan_of(*CHEAPER[0]).without_disaggregation.chosen
-        assert whole and (not pools.at_risk or pools.rank_key > whole.rank_key)
-
-
 def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
     """Near its capacity a slower step means a queue, not a TTFT that is longer by the factor of the step."""
     first, rest = plan_of(*CHEAPER[0]).chosen.prediction.pools  # type: ignore[union-attr]

@@ -17,7 +17,6 @@ from planner.core.number_format import format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
 from planner.planning import autoscaling
-from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.evaluation import check_against_slos
 from planner.planning.scenario import CandidateGpu
 from planner.planning.scenario_schema import ApiEntry
@@ -189,16 +188,6 @@ def test_no_sentence_of_the_memo_stands_twice_and_none_is_long() -> None:
     parts = [part for text in sentences for part in re.split(r"(?<=[.;:]) ", text)]
     assert len(parts) == len({*parts})
     assert all(len(part.split()) <= 25 for part in parts)
-
-
-def test_the_memo_of_a_plan_at_risk_names_the_doubt_and_asks_for_a_benchmark() -> None:
-    risky = find_plan_at_risk()
-    memo = build_memo(answer_of(risky))
-    assert memo.verdict == "At risk" and memo.title.endswith("only after a benchmark")
-    confidence = estimate_choice_confidence(risky)
-    assert confidence and confidence.best_benchmark
-    is_own = confidence.best_benchmark[0] is risky.chosen
-    assert ("`bench.sh`" if is_own else "the scripts in `measure/`") in memo.next_step
 
 
 def test_the_memo_recommends_the_api_where_it_costs_less() -> None:

@@ -63,3 +63,17 @@ def test_planners_at_once_on_an_empty_or_damaged_cache_answer_alike(tmp_path: Pa
         for path in kept:
             path.write_bytes(path.read_bytes()[:100])
     assert len(answers) == 1
+
+
+def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    _run(tmp_path / "one", cache)
+    for path in cache.rglob("*.bin"):
+        path.write_bytes(path.read_bytes()[:40])
+    assert _run(tmp_path / "one", cache) == ["84", "2"]
+    assert _run(tmp_path / "one", cache) == ["84", "0"]
+
+
+def test_without_a_cache_every_process_compiles(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert _run(tmp_path / "one", tmp_path / "file") == ["84", "2"]

@@ -2,10 +2,10 @@
 
 import pytest
 from shipped import sampled
-from test_pools import CHEAPER, plan_of
+from test_pools import CHEAPER, asked, plan_of
 
 from planner.planning.disaggregated import evaluate_disaggregated
-from planner.planning.disaggregated_search import evaluate_pools
+from planner.planning.disaggregated_search import evaluate_pools, search_pools
 from planner.planning.prediction import predict
 
 
@@ -40,3 +40,9 @@ def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(
     if whole:
         told_of = predict(whole.deployment, plan.scenario.workload).performance
         assert told_of is not None and whole.is_feasible
+
+
+def test_pools_at_risk_do_not_replace_what_holds() -> None:
+    for pools in search_pools(asked(6000, 150, 6, {"ttft": {"p95": 4000}, "itl": {"p99": 25}})):
+        whole = plan_of(*CHEAPER[0]).without_disaggregation.chosen
+        assert whole and (not pools.at_risk or pools.rank_key > whole.rank_key)
