@@ -22,7 +22,7 @@ from planner.tools.lint.named_gpus import find_named_gpu
 from planner.tools.lint.report import LintReport, lint
 from planner.tools.lint.source_reader import read_source
 from planner.ui.cli import main
-from planner.ui.log_explanation import explain_log
+from planner.ui.commands.diagnostics import explain_log
 
 POSTS = Path(__file__).parent / "data" / "posts"
 

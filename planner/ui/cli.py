@@ -14,7 +14,7 @@ from planner import __version__
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import get_report_date
 from planner.core.text import get_program_name
-from planner.ui.commands import catalogs, diagnostics, lab, plans, servers, simulation, tables
+from planner.ui.commands import catalogs, diagnostics, plans, simulation, tables
 from planner.ui.commands.options import print_message
 
 COMMANDS = {
@@ -25,14 +25,14 @@ COMMANDS = {
         plans.add_report,
         plans.add_fleet,
         tables.add_predict,
-        lab.add_lab,
+        plans.add_lab,
     ),
     "operate": (
-        servers.add_verify,
+        diagnostics.add_verify,
         diagnostics.add_explain_log,
         diagnostics.add_diagnose,
+        diagnostics.add_lint,
     ),
-    "review": (diagnostics.add_lint,),
     "data": (
         diagnostics.add_profile,
         simulation.add_calibrate,

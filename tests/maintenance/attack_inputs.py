@@ -59,7 +59,7 @@ from planner.tools.fleet.tables import format_fleet_plan
 from planner.tools.lint.report import lint
 from planner.tools.sweep_points import read_sweep
 from planner.ui import cli
-from planner.ui.log_explanation import explain_log
+from planner.ui.commands.diagnostics import explain_log
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import AZURE_COLUMNS, MOONCAKE_FIELDS, PLAIN_COLUMNS, read_trace
 from planner.workload.workload import Workload

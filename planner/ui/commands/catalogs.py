@@ -4,35 +4,15 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.text import escape_to_one_line, format_columns
 from planner.core.units import GB, GIB
-from planner.ui.commands.options import format_json
-
-if TYPE_CHECKING:
-    from planner.ui.commands.options import Subparsers
+from planner.ui.commands.options import JSON, declare, format_json, make_command
 
 Listed = tuple[dict[str, Any], tuple[str, ...]]
 """What is listed: its fields for --json, and its cells."""
-
-
-def add_list(commands: "Subparsers") -> None:
-    """Declare `headroom list`."""
-    parser = commands.add_parser(
-        "list", help="list the shipped scenarios, or the models or GPUs of the catalog"
-    )
-    parser.add_argument("kind", choices=CATALOGS, metavar="KIND", help=", ".join(CATALOGS))
-    parser.add_argument(
-        "pattern",
-        nargs="?",
-        default="",
-        metavar="PATTERN",
-        help="part of a name; * matches anything",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    parser.set_defaults(run=run_list)
 
 
 def run_list(options: argparse.Namespace) -> None:
@@ -143,3 +123,21 @@ def _filter_names(pattern: str, names: Iterable[str], kind: str) -> list[str]:
         parts = {part for name in names for part in (name, *re.split("[/-]", name))}
         raise make_unknown_name_error(pattern, parts, kind, min_similarity=0.6)
     return matches
+
+
+add_list = make_command(
+    "list",
+    run_list,
+    help="list the shipped scenarios, or the models or GPUs of the catalog",
+    arguments=[
+        declare("kind", choices=CATALOGS, metavar="KIND", help=", ".join(CATALOGS)),
+        declare(
+            "pattern",
+            nargs="?",
+            default="",
+            metavar="PATTERN",
+            help="part of a name; * matches anything",
+        ),
+        JSON,
+    ],
+)

@@ -1,52 +1,68 @@
-"""Commands about servers that run: explain-log, diagnose, profile and lint."""
+"""Commands about servers that run: explain-log, diagnose, profile, lint and verify."""
 
 import argparse
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.core.errors import PlannerError, require_extra
+from planner.core.files import (
+    OWN_PDF,
+    check_not_overwriting,
+    check_replaceable,
+    replace_atomically,
+)
 from planner.core.redaction import redact_text
-from planner.ui.commands.options import format_json, watch_command
+from planner.ui.commands.options import (
+    FORCE,
+    JSON,
+    LOG,
+    SECONDS,
+    declare,
+    format_json,
+    make_command,
+    parse_count,
+    watch_command,
+)
 
 if TYPE_CHECKING:
-    from planner.ui.commands.options import Subparsers
+    from planner.engines.deployment import Deployment
+    from planner.planning.scenario import Scenario
+    from planner.tools.diagnostics.log_comparison import LogExplanation
 
 
-def add_explain_log(commands: "Subparsers") -> None:
-    """Declare `headroom explain-log`."""
-    parser = commands.add_parser(
-        "explain-log",
-        help="compare a vLLM startup log with the plan, and show what could be gained",
-    )
-    parser.add_argument("log", type=Path, metavar="FILE", help="startup log of vLLM")
-    parser.add_argument(
-        "--scenario",
-        metavar="SCENARIO",
-        help="scenario to compare with, on the GPU of the log or --gpu; arguments in the log take "
-        "precedence",
-    )
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="GPU of the server, or how many (4xH100); few logs name it"
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", help="model of the server, if the log does not name it"
-    )
-    parser.add_argument(
-        "--command",
-        dest="launched",
-        metavar="WHAT",
-        help="command line (in quotes) or file that started the server, for what the log leaves "
-        "out; requires --gpu",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    parser.set_defaults(run=run_explain_log)
+def explain_log(
+    log: str | Path,
+    gpu: str | None = None,
+    *,
+    scenario: str | None = None,
+    command: str | None = None,
+    model: str | None = None,
+) -> "LogExplanation":
+    """Compare the log in a file with its plan; see `explain_log_file`.
+
+    `command` is the command line or file that started it, on `gpu`. Raises `PlannerError` if it
+    comes without a GPU or with a scenario.
+    """
+    from planner.planning.scenario import load_scenario
+    from planner.tools.diagnostics.log_comparison import explain_log_file
+    from planner.tools.lint.report import read_launched_deployment
+
+    planned: Deployment | Scenario | None = None
+    if command:
+        if scenario or not gpu:
+            raise PlannerError("--command goes with --gpu NAME, and without --scenario")
+        planned = read_launched_deployment(command, gpu)
+    elif scenario:
+        planned = load_scenario(scenario)
+    return explain_log_file(log, gpu, planned, model)
 
 
 @watch_command
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
     from planner.tools.diagnostics.startup_errors import FailedStartError
-    from planner.ui.log_explanation import explain_log
 
     try:
         explanation = explain_log(
@@ -74,34 +90,34 @@ def run_explain_log(options: argparse.Namespace) -> int:
     return failed
 
 
-def add_diagnose(commands: "Subparsers") -> None:
-    """Declare `headroom diagnose`."""
-    parser = commands.add_parser(
-        "diagnose",
-        help="find what is wrong with a running server from its /metrics and log, and how to fix it",
-    )
-    parser.add_argument(
-        "pages",
-        nargs="*",
-        metavar="METRICS",
-        help="one or two saved /metrics pages of a replica, the earlier first, or its URL",
-    )
-    parser.add_argument("--log", type=Path, metavar="LOG", help="startup log of the server")
-    parser.add_argument(
-        "--plan", metavar="PLAN", help="plan to compare with: a scenario or a plan.json"
-    )
-    _add_seconds_option(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.set_defaults(run=run_diagnose)
-
-
-def _add_seconds_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help="time between the two pages, if the files' times do not show it",
-    )
+add_explain_log = make_command(
+    "explain-log",
+    run_explain_log,
+    help="compare a vLLM startup log with the plan, and show what could be gained",
+    arguments=[
+        declare("log", type=Path, metavar="FILE", help="startup log of vLLM"),
+        declare(
+            "--scenario",
+            metavar="SCENARIO",
+            help="scenario to compare with, on the GPU of the log or --gpu; arguments in the log take "
+            "precedence",
+        ),
+        declare(
+            "--gpu",
+            metavar="NAME",
+            help="GPU of the server, or how many (4xH100); few logs name it",
+        ),
+        declare("--model", metavar="NAME", help="model of the server, if the log does not name it"),
+        declare(
+            "--command",
+            dest="launched",
+            metavar="WHAT",
+            help="command line (in quotes) or file that started the server, for what the log leaves "
+            "out; requires --gpu",
+        ),
+        JSON,
+    ],
+)
 
 
 @watch_command
@@ -114,19 +130,23 @@ def run_diagnose(options: argparse.Namespace) -> int:
     return diagnosis.exit_code
 
 
-def add_profile(commands: "Subparsers") -> None:
-    """Declare `headroom profile`."""
-    parser = commands.add_parser(
-        "profile", help="print a scenario's workload from an access log or /metrics pages"
-    )
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        metavar="FILE",
-        help="access log (CSV, JSON lines), or one or two saved /metrics pages",
-    )
-    _add_seconds_option(parser)
-    parser.set_defaults(run=run_profile)
+add_diagnose = make_command(
+    "diagnose",
+    run_diagnose,
+    help="find what is wrong with a running server from its /metrics and log, and how to fix it",
+    arguments=[
+        declare(
+            "pages",
+            nargs="*",
+            metavar="METRICS",
+            help="one or two saved /metrics pages of a replica, the earlier first, or its URL",
+        ),
+        LOG,
+        declare("--plan", metavar="PLAN", help="plan to compare with: a scenario or a plan.json"),
+        SECONDS,
+        JSON,
+    ],
+)
 
 
 def run_profile(options: argparse.Namespace) -> None:
@@ -136,43 +156,20 @@ def run_profile(options: argparse.Namespace) -> None:
     print(build_traffic_profile(options.sources, options.seconds), end="")
 
 
-def add_lint(commands: "Subparsers") -> None:
-    """Declare `headroom lint`."""
-    parser = commands.add_parser(
-        "lint",
-        help="check a launch command, systemd unit, compose file, manifest or alert rules",
-    )
-    parser.add_argument(
-        "what",
-        metavar="WHAT",
-        nargs="+",
-        help="launch command (in quotes if it contains quotes or braces), a file with such commands, a plan.json or its"
-        " folder, metric names, alert rules or a dashboard",
-    )
-    parser.add_argument(
-        "--engine-version",
-        metavar="V",
-        help="version that it runs (default: the image's tag, else the newest known)",
-    )
-    parser.add_argument(
-        "--engine",
-        metavar="E",
-        help="vllm, sglang or trtllm, if WHAT contains only options",
-    )
-    parser.add_argument(
-        "--gpu",
-        metavar="NAME",
-        help="size it for this GPU or number of GPUs (4xH100), and propose a better command",
-    )
-    parser.add_argument(
-        "--scenario",
-        metavar="SCENARIO",
-        help="scenario whose traffic it serves (default: 1,000 + 200 tokens per request)",
-    )
-    parser.add_argument("--to", metavar="V2", help="also show what changes at another version")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    # the options of a command line that is not in quotes are the engine's
-    parser.set_defaults(run=run_lint, takes_rest=lambda options: len(options.what) > 1)
+add_profile = make_command(
+    "profile",
+    run_profile,
+    help="print a scenario's workload from an access log or /metrics pages",
+    arguments=[
+        declare(
+            "sources",
+            nargs="+",
+            metavar="FILE",
+            help="access log (CSV, JSON lines), or one or two saved /metrics pages",
+        ),
+        SECONDS,
+    ],
+)
 
 
 @watch_command
@@ -193,3 +190,135 @@ def run_lint(options: argparse.Namespace) -> int:
     )
     print(format_json(report.to_json()) if options.json else report)
     return LINT_EXIT_CODES[report.verdict]
+
+
+add_lint = make_command(
+    "lint",
+    run_lint,
+    help="check a launch command, systemd unit, compose file, manifest or alert rules",
+    arguments=[
+        declare(
+            "what",
+            metavar="WHAT",
+            nargs="+",
+            help="launch command (in quotes if it contains quotes or braces), a file with such commands, a plan.json or"
+            " its folder, metric names, alert rules or a dashboard",
+        ),
+        declare(
+            "--engine-version",
+            metavar="V",
+            help="version that it runs (default: the image's tag, else the newest known)",
+        ),
+        declare(
+            "--engine",
+            metavar="E",
+            help="vllm, sglang or trtllm, if WHAT contains only options",
+        ),
+        declare(
+            "--gpu",
+            metavar="NAME",
+            help="size it for this GPU or number of GPUs (4xH100), and propose a better command",
+        ),
+        declare(
+            "--scenario",
+            metavar="SCENARIO",
+            help="scenario whose traffic it serves (default: 1,000 + 200 tokens per request)",
+        ),
+        declare("--to", metavar="V2", help="also show what changes at another version"),
+        JSON,
+    ],
+    # the options of a command line that is not in quotes are the engine's
+    takes_rest=lambda options: len(options.what) > 1,
+)
+
+
+VERDICT_CODES = {"PASS": 0, "FAIL": 1, "NOT MEASURED": 3}
+"""Exit codes of `headroom verify`."""
+OWN_PAGE = "Cost and power are not in these files."
+"""What every page of `headroom verify` says (`launch_check.md.j2`)."""
+
+
+@watch_command
+def run_verify(options: argparse.Namespace) -> int:
+    """Print what was measured beside what was planned; the exit code is the verdict's."""
+    from planner.tools.diagnostics.launch_check import check_launch
+
+    out = options.out
+    if out is not None:
+        pages = [Path(page) for page in (options.plan, *options.metrics)]
+        check_not_overwriting([*options.bench, *pages, *filter(None, [options.log])], [out])
+        if out.suffix not in (".md", ".pdf"):
+            raise PlannerError(f"--out names a .md or .pdf file, got {out}")
+        own = OWN_PDF if out.suffix == ".pdf" else ("# ", OWN_PAGE)
+        check_replaceable(out, *own, force=options.force)
+    typeset = load_typesetter() if out is not None and out.suffix == ".pdf" else str.encode
+    check = check_launch(
+        options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas
+    )
+    print(format_json(check.to_json()) if options.json else check)
+    if out is not None:
+        with replace_atomically(out) as (part,):
+            part.write_bytes(typeset(check.to_markdown()))
+    return VERDICT_CODES[check.verdict]
+
+
+add_verify = make_command(
+    "verify",
+    run_verify,
+    help="compare a launched server's measurements with its plan: PASS or FAIL",
+    description="Compare a launched server's measurements with its plan. Exit code: 0 for PASS, 1"
+    " for FAIL, 3 if no KV cache or no latency was measured.",
+    arguments=[
+        declare(
+            "plan",
+            metavar="PLAN",
+            help="folder that `headroom plan --out` wrote, its plan.json, or a scenario",
+        ),
+        declare(
+            "--bench",
+            nargs="+",
+            type=Path,
+            default=[],
+            metavar="FILE",
+            help="results of bench.sh (vllm bench serve), SGLang's bench_serving, GuideLLM, AIPerf, "
+            "genai-perf or inference-perf, or the table that vLLM and SGLang print",
+        ),
+        declare(
+            "--metrics",
+            nargs="+",
+            default=[],
+            metavar="PAGE",
+            help="one or two saved /metrics pages of a replica, the earlier first, or its URL",
+        ),
+        LOG,
+        SECONDS,
+        declare(
+            "--replicas",
+            type=parse_count,
+            default=1,
+            metavar="N",
+            help="number of replicas that the benchmark ran on (default: 1, as in bench.sh)",
+        ),
+        JSON,
+        declare(
+            "--out", type=Path, metavar="FILE", help="also write the result to FILE.md or FILE.pdf"
+        ),
+        FORCE,
+    ],
+)
+
+
+def load_typesetter() -> Callable[[str], bytes]:
+    """Return the function that makes a PDF of a page of Markdown."""
+    with require_extra("report", "a PDF"):
+        import pypandoc
+        import typst
+
+    def typeset(text: str) -> bytes:
+        style = f'#set document(keywords: "{OWN_PDF[1]}")\n'
+        style += "#set page(margin: 1.5cm)\n#set text(size: 9pt)\n#set table(stroke: 0.3pt)\n"
+        style += "#let horizontalrule = line(length: 100%)\n"
+        body = pypandoc.convert_text(text, "typst", format="gfm")
+        return bytes(typst.compile((style + body).encode(), ignore_system_fonts=True))
+
+    return typeset

@@ -4,11 +4,11 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError
 from planner.core.progress import watch_progress
@@ -21,31 +21,80 @@ if TYPE_CHECKING:
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+Argument = tuple[tuple[str, ...], dict[str, Any]]
 TEMPLATE_DIR = Path(__file__).parents[1] / "templates"
 TIME_LIMIT_S = 600.0
 """Seconds that a command takes by default before it answers with what it has."""
 
 
-def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a scenario, and the fields to set in it."""
-    parser.add_argument(
-        "scenario",
-        help="YAML file, name of a shipped scenario (`headroom list scenarios`), or saved plan whose"
-        " scenario is meant: plan.json or its folder",
-    )
-    add_set_option(parser)
+def declare(*names: str, **settings: Any) -> Argument:
+    """Declare an argument of a command, with what `ArgumentParser.add_argument` takes."""
+    return names, settings
 
 
-def add_set_option(parser: argparse.ArgumentParser) -> None:
-    """Add --set, which `parse_overrides` reads."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8; "
-        "FIELD=null removes it; repeat for several fields",
+def limit_time(default_s: float = TIME_LIMIT_S) -> Argument:
+    """Declare --time-limit, which `watch_command` reads."""
+    return declare(
+        "--time-limit",
+        type=float,
+        default=default_s,
+        metavar="SECONDS",
+        help="answer with what is found after so many seconds, and say what was left out "
+        f"(default: {default_s:g})",
     )
+
+
+SET = declare(
+    "--set",
+    action="append",
+    default=[],
+    metavar="FIELD=VALUE",
+    help="change a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8; "
+    "FIELD=null removes it; repeat for several fields",
+)
+SCENARIO = declare(
+    "scenario",
+    help="YAML file, name of a shipped scenario (`headroom list scenarios`), or saved plan whose"
+    " scenario is meant: plan.json or its folder",
+)
+FORCE = declare(
+    "--force", action="store_true", help="replace files that this command did not write"
+)
+JSON = declare("--json", action="store_true", help="print JSON instead of text")
+LOG = declare("--log", type=Path, metavar="LOG", help="startup log of the server")
+SECONDS = declare(
+    "--seconds",
+    type=float,
+    metavar="S",
+    help="time between the two pages, if the files' times do not show it",
+)
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add --force."""
+    parser.add_argument(*FORCE[0], **FORCE[1])
+
+
+def make_command(
+    name: str, run: Callable[[argparse.Namespace], int | None], *, arguments: Sequence[Argument],
+    notes: Mapping[str, str] | None = None, extra: str = "",
+    takes_rest: Callable[[argparse.Namespace], bool] = lambda _: False, **settings: Any,
+) -> "Callable[[Subparsers], None]":  # fmt: skip
+    """Return what adds a command, which `run` does, to the parser.
+
+    `notes` stand below its options, by title; `extra` is the optional part that it needs. It gets
+    unknown words where it `takes_rest`. `settings` are those of its parser.
+    """
+
+    def add_command(commands: "Subparsers") -> None:
+        parser = commands.add_parser(name, **settings)
+        for names, each in arguments:
+            parser.add_argument(*names, **each)
+        for title, text in (notes or {}).items():
+            parser.add_argument_group(title, text)
+        parser.set_defaults(run=run, takes_rest=takes_rest, extra=extra)
+
+    return add_command
 
 
 def parse_overrides(options: argparse.Namespace) -> dict[str, object]:
@@ -68,25 +117,6 @@ def parse_count(text: str) -> int:
             f"expected a whole number from 1 to 1024, got {text!r:.40}"
         )
     return int(text)
-
-
-def add_time_limit(parser: argparse.ArgumentParser, default_s: float = TIME_LIMIT_S) -> None:
-    """Add --time-limit, which `watch_command` reads."""
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=default_s,
-        metavar="SECONDS",
-        help="answer with what is found after so many seconds, and say what was left out "
-        f"(default: {default_s:g})",
-    )
-
-
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add --force."""
-    parser.add_argument(
-        "--force", action="store_true", help="replace files that this command did not write"
-    )
 
 
 def watch_command(

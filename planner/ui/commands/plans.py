@@ -1,9 +1,8 @@
-"""Commands that plan: init, check, plan, report and fleet."""
+"""Commands that plan: init, check, plan, report, fleet and lab."""
 
 import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
 from planner.core.files import (
@@ -14,19 +13,18 @@ from planner.core.files import (
 )
 from planner.core.text import get_program_name
 from planner.ui.commands.options import (
+    FORCE,
+    SCENARIO,
+    SET,
     TEMPLATE_DIR,
-    add_force,
-    add_scenario_arguments,
-    add_set_option,
-    add_time_limit,
+    declare,
     format_json,
+    limit_time,
+    make_command,
     parse_overrides,
     print_message,
     watch_command,
 )
-
-if TYPE_CHECKING:
-    from planner.ui.commands.options import Subparsers
 
 NEXT_COMMANDS = {"scenario": "plan", "sweep": "predict --out sweep.csv", "fleet": "fleet"}
 """The command for a file that `headroom init` wrote, by its kind."""
@@ -47,22 +45,6 @@ PLAN_HELP = {
 """What `headroom plan --help` says below its options, by title."""
 
 
-def add_init(commands: "Subparsers") -> None:
-    """Declare `headroom init`."""
-    parser = commands.add_parser("init", help="write a commented scenario, sweep or fleet")
-    parser.add_argument(
-        "file", nargs="?", type=Path, default="scenario.yaml", metavar="FILE.yaml",
-        help="file to write, which must not exist yet (default: scenario.yaml)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--kind",
-        choices=tuple(NEXT_COMMANDS),
-        default="scenario",
-        help="kind of file to write (default: scenario)",
-    )
-    parser.set_defaults(run=run_init)
-
-
 def run_init(options: argparse.Namespace) -> None:
     """Copy a template to a file that does not exist yet."""
     path, kind = options.file, options.kind
@@ -77,11 +59,27 @@ def run_init(options: argparse.Namespace) -> None:
     )
 
 
-def add_check(commands: "Subparsers") -> None:
-    """Declare `headroom check`."""
-    parser = commands.add_parser("check", help="print how a scenario is read, without planning it")
-    add_scenario_arguments(parser)
-    parser.set_defaults(run=run_check)
+add_init = make_command(
+    "init",
+    run_init,
+    help="write a commented scenario, sweep or fleet",
+    arguments=[
+        declare(
+            "file",
+            nargs="?",
+            type=Path,
+            default="scenario.yaml",
+            metavar="FILE.yaml",
+            help="file to write, which must not exist yet (default: scenario.yaml)",
+        ),
+        declare(
+            "--kind",
+            choices=tuple(NEXT_COMMANDS),
+            default="scenario",
+            help="kind of file to write (default: scenario)",
+        ),
+    ],
+)
 
 
 def run_check(options: argparse.Namespace) -> None:
@@ -92,24 +90,15 @@ def run_check(options: argparse.Namespace) -> None:
     print(format_scenario(load_scenario(options.scenario, parse_overrides(options))))
 
 
-def add_plan(commands: "Subparsers") -> None:
-    """Declare `headroom plan`."""
-    parser = commands.add_parser(
-        "plan",
-        help="find what to rent for a scenario, with cost and latencies; of a saved plan.json: again,"
-        " beside what it says",
-    )
-    add_scenario_arguments(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
-    )
-    add_force(parser)
-    parser.add_argument("--all", action="store_true", help="print all details below the answer")
-    parser.add_argument("--json", action="store_true", help="print plan.json instead of the answer")
-    add_time_limit(parser)
-    for title, text in PLAN_HELP.items():
-        parser.add_argument_group(title, text)
-    parser.set_defaults(run=run_plan)
+add_check = make_command(
+    "check",
+    run_check,
+    help="print how a scenario is read, without planning it",
+    arguments=[
+        SCENARIO,
+        SET,
+    ],
+)
 
 
 @watch_command
@@ -167,6 +156,26 @@ def run_plan(options: argparse.Namespace) -> int:
     return EXIT_CODES[answer.verdict]
 
 
+add_plan = make_command(
+    "plan",
+    run_plan,
+    help="find what to rent for a scenario, with cost and latencies; of a saved plan.json: again,"
+    " beside what it says",
+    arguments=[
+        SCENARIO,
+        SET,
+        declare(
+            "--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there"
+        ),
+        FORCE,
+        declare("--all", action="store_true", help="print all details below the answer"),
+        declare("--json", action="store_true", help="print plan.json instead of the answer"),
+        limit_time(),
+    ],
+    notes=PLAN_HELP,
+)
+
+
 def _plan_models(
     options: argparse.Namespace, overrides: dict[str, object], models: list[object]
 ) -> int:
@@ -204,31 +213,6 @@ def _plan_models(
     return min(codes, default=2)
 
 
-def add_report(commands: "Subparsers") -> None:
-    """Declare `headroom report`."""
-    parser = commands.add_parser(
-        "report",
-        help="write a PDF about a scenario, or about several side by side",
-    )
-    parser.add_argument(
-        "scenarios",
-        nargs="+",
-        metavar="SCENARIO",
-        help="YAML file, or name of a shipped scenario (`headroom list scenarios`); 2 to 4 are compared",
-    )
-    add_set_option(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
-    )
-    add_force(parser)
-    parser.add_argument(
-        "--pages", type=int, choices=[MEMO_PAGES], metavar=str(MEMO_PAGES),
-        help="write the memo of two pages alone, without the chapters behind it",
-    )  # fmt: skip
-    add_time_limit(parser)
-    parser.set_defaults(run=run_report, extra="report")
-
-
 @watch_command
 def run_report(options: argparse.Namespace) -> None:
     """Write a PDF about one scenario, or one that compares several."""
@@ -257,32 +241,40 @@ def run_report(options: argparse.Namespace) -> None:
     print(f"report: {path}")
 
 
+add_report = make_command(
+    "report",
+    run_report,
+    help="write a PDF about a scenario, or about several side by side",
+    arguments=[
+        declare(
+            "scenarios",
+            nargs="+",
+            metavar="SCENARIO",
+            help="YAML file, or name of a shipped scenario (`headroom list scenarios`); 2 to 4 are compared",
+        ),
+        SET,
+        declare(
+            "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/SCENARIO)"
+        ),
+        FORCE,
+        declare(
+            "--pages",
+            type=int,
+            choices=[MEMO_PAGES],
+            metavar=str(MEMO_PAGES),
+            help="write the memo of two pages alone, without the chapters behind it",
+        ),
+        limit_time(),
+    ],
+    extra="report",
+)
+
+
 def check_report_folder(out: Path, *, force: bool) -> None:
     """Raise `PlannerError` if a report would replace a PDF of the user's own, unless by `force`."""
     check_output_folder(out)
     if out.is_dir():
         check_replaceable(out / "report.pdf", *OWN_PDF, force=force)
-
-
-def add_fleet(commands: "Subparsers") -> None:
-    """Declare `headroom fleet`."""
-    parser = commands.add_parser(
-        "fleet",
-        help="share a stock of GPUs among several scenarios at least cost, as a PDF with each one's plan",
-    )
-    parser.add_argument(
-        "fleet",
-        type=Path,
-        metavar="FLEET.yaml",
-        help="fleet file with scenarios, stock (GPUs by kind) and limits; `headroom init --kind fleet` "
-        "writes one",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/FLEET)"
-    )
-    add_force(parser)
-    add_time_limit(parser, default_s=3600.0)  # it searches for each scenario and kind of GPU
-    parser.set_defaults(run=run_fleet, extra="report")
 
 
 @watch_command
@@ -296,3 +288,56 @@ def run_fleet(options: argparse.Namespace) -> int:
     path, is_served = write_fleet_report(options.fleet, out, force=options.force)
     print(f"report: {path}; beside it a folder of each scenario's plan and launch files")
     return EXIT_CODES["holds" if is_served else "nothing_meets"]
+
+
+add_fleet = make_command(
+    "fleet",
+    run_fleet,
+    help="share a stock of GPUs among several scenarios at least cost, as a PDF with each one's plan",
+    arguments=[
+        declare(
+            "fleet",
+            type=Path,
+            metavar="FLEET.yaml",
+            help="fleet file with scenarios, stock (GPUs by kind) and limits; `headroom init --kind fleet` "
+            "writes one",
+        ),
+        declare(
+            "--out", type=Path, metavar="DIR", help="folder to write to (default: reports/FLEET)"
+        ),
+        FORCE,
+        limit_time(3600.0),  # it searches for each scenario and kind of GPU
+    ],
+    extra="report",
+)
+
+
+def run_lab(options: argparse.Namespace) -> None:
+    """Open JupyterLab, which gets the options that this command does not know."""
+    from planner.ui.lab_server import DEFAULT_FOLDER, open_lab
+
+    words = [
+        *([options.folder] if options.folder else []),
+        *(word for word in options.rest if word != "--"),
+    ]
+    folder = None if not words or words[0].startswith("-") else words.pop(0)
+    open_lab(Path(folder or DEFAULT_FOLDER), words)
+
+
+add_lab = make_command(
+    "lab",
+    run_lab,
+    help="open the cockpit and the notebooks in JupyterLab",
+    arguments=[
+        declare(
+            "folder",
+            nargs="?",
+            metavar="DIR",
+            help="folder for a copy of the notebooks; existing files are kept (default: "
+            "headroom-notebooks). Further options go to JupyterLab and take an equals sign: "
+            "--no-browser --port=8899",
+        ),
+    ],
+    takes_rest=lambda _: True,
+    extra="lab",
+)

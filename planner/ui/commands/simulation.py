@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
 from planner.core.files import (
@@ -14,50 +13,7 @@ from planner.core.files import (
 )
 from planner.core.number_format import format_number
 from planner.core.progress import show_step
-from planner.ui.commands.options import add_force, watch_command
-
-if TYPE_CHECKING:
-    from planner.ui.commands.options import Subparsers
-
-
-def add_replay(commands: "Subparsers") -> None:
-    """Declare `headroom replay`."""
-    parser = commands.add_parser(
-        "replay", help="simulate requests with vLLM's scheduler and print their latencies"
-    )
-    parser.add_argument(
-        "case",
-        nargs="?",
-        type=Path,
-        metavar="CASE.json",
-        help="scheduler configuration and requests",
-    )
-    parser.add_argument(
-        "--fixed-step-time",
-        type=float,
-        default=1.0,
-        metavar="SECONDS",
-        help="duration of every step of CASE.json (default: 1)",
-    )
-    parser.add_argument(
-        "--step-log",
-        type=Path,
-        metavar="STEPS.csv",
-        help="file to write: what each step of CASE.json schedules",
-    )
-    parser.add_argument(
-        "--scenario",
-        metavar="SCENARIO",
-        help="instead of CASE.json: simulate one engine of the scenario's plan",
-    )
-    parser.add_argument(
-        "--requests",
-        type=Path,
-        metavar="REQUESTS.csv",
-        help="file to write: the times of each request, with --scenario",
-    )
-    add_force(parser)
-    parser.set_defaults(run=run_replay)
+from planner.ui.commands.options import FORCE, declare, make_command, watch_command
 
 
 @watch_command
@@ -106,30 +62,45 @@ def run_replay(options: argparse.Namespace) -> None:
             write_csv(part, list_requests(result))
 
 
-def add_calibrate(commands: "Subparsers") -> None:
-    """Declare `headroom calibrate`."""
-    parser = commands.add_parser(
-        "calibrate", help="fit step costs to your own benchmarks, for narrower intervals"
-    )
-    parser.add_argument(
-        "results",
-        nargs="+",
-        type=Path,
-        metavar="RESULTS",
-        help="benchmark results: JSON of `vllm bench serve --save-result --save-detailed`, SGLang's "
-        "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `headroom "
-        "predict` with measured_ttft_ms and measured_tpot_ms",
-    )
-    parser.add_argument(
-        "--scenario",
-        metavar="SCENARIO",
-        help="scenario whose plan was measured; not needed for a CSV",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to write, for `calibration` in a scenario"
-    )
-    add_force(parser)
-    parser.set_defaults(run=run_calibrate)
+add_replay = make_command(
+    "replay",
+    run_replay,
+    help="simulate requests with vLLM's scheduler and print their latencies",
+    arguments=[
+        declare(
+            "case",
+            nargs="?",
+            type=Path,
+            metavar="CASE.json",
+            help="scheduler configuration and requests",
+        ),
+        declare(
+            "--fixed-step-time",
+            type=float,
+            default=1.0,
+            metavar="SECONDS",
+            help="duration of every step of CASE.json (default: 1)",
+        ),
+        declare(
+            "--step-log",
+            type=Path,
+            metavar="STEPS.csv",
+            help="file to write: what each step of CASE.json schedules",
+        ),
+        declare(
+            "--scenario",
+            metavar="SCENARIO",
+            help="instead of CASE.json: simulate one engine of the scenario's plan",
+        ),
+        declare(
+            "--requests",
+            type=Path,
+            metavar="REQUESTS.csv",
+            help="file to write: the times of each request, with --scenario",
+        ),
+        FORCE,
+    ],
+)
 
 
 @watch_command
@@ -168,3 +139,33 @@ def run_calibrate(options: argparse.Namespace) -> None:
             f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration:"
             f" {options.out}"
         )
+
+
+add_calibrate = make_command(
+    "calibrate",
+    run_calibrate,
+    help="fit step costs to your own benchmarks, for narrower intervals",
+    arguments=[
+        declare(
+            "results",
+            nargs="+",
+            type=Path,
+            metavar="RESULTS",
+            help="benchmark results: JSON of `vllm bench serve --save-result --save-detailed`, SGLang's "
+            "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `headroom "
+            "predict` with measured_ttft_ms and measured_tpot_ms",
+        ),
+        declare(
+            "--scenario",
+            metavar="SCENARIO",
+            help="scenario whose plan was measured; not needed for a CSV",
+        ),
+        declare(
+            "--out",
+            type=Path,
+            metavar="FILE",
+            help="file to write, for `calibration` in a scenario",
+        ),
+        FORCE,
+    ],
+)
