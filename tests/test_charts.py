@@ -19,8 +19,6 @@ from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.search import Plan
 from planner.ui.charts import base as charts
 from planner.ui.charts import layout as charts_layout
-from planner.ui.charts import memory as charts_memory
-from planner.ui.charts import simulation as charts_replay
 from planner.ui.charts import summary as charts_summary
 
 
@@ -121,13 +119,13 @@ def test_a_sweep_marks_what_does_not_fit() -> None:
             "status": ["does_not_fit", "ok"],
         }
     )
-    rows = drawn_rows(charts_memory.plot_memory_sweep(data, chosen=0.9), "status")
+    rows = drawn_rows(charts_layout.plot_memory_sweep(data, chosen=0.9), "status")
     assert rows["does not fit"]["mid"] == 0 and rows["ok"]["share"] == 0.9
 
 
 def test_a_crowd_is_drawn_with_all_its_samples() -> None:
     data = pd.DataFrame({"Seconds": [0.0, 1.0], "running": [3, 4], "waiting": [0, 9]})
-    (rows,) = charts_replay.plot_timelines({"burst": data}).to_dict()["datasets"].values()
+    (rows,) = charts_latency.plot_timelines({"burst": data}).to_dict()["datasets"].values()
     assert sorted((row["kind"], row["requests"]) for row in rows) == [
         ("running", 3), ("running", 4), ("waiting", 0), ("waiting", 9)
     ]  # fmt: skip

@@ -30,7 +30,7 @@ from planner.planning.capacity import derive_effective_workload
 from planner.planning.scenario import Scenario, load_scenario, parse_scenario
 from planner.planning.scenario_schema import ApiEntry, BillingAlternativesEntry, ServerlessEntry
 from planner.planning.search import Plan, search_deployments
-from planner.ui.charts.autoscaling import plot_day
+from planner.ui.charts.summary import plot_day
 from planner.ui.plan_text import format_answer
 from planner.workload.daily_profile import build_daily_profile, load_daily_profiles
 

@@ -11,8 +11,8 @@ from shipped import plan_of
 
 from planner.analysis import load_ramp as ramp_test
 from planner.analysis import tail_latency
-from planner.analysis.latency_rows import MIN_SERVED_FRACTION, REQUESTS_PER_SWEEP_RUN
 from planner.analysis.layout_tables import estimate_max_rps
+from planner.analysis.sweep import MIN_SERVED_FRACTION, REQUESTS_PER_SWEEP_RUN
 from planner.core.errors import PlannerError
 from planner.planning.capacity import drop_rejected_requests, estimate_capacity
 from planner.planning.evaluation import saturate_workload

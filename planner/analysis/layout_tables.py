@@ -1,11 +1,12 @@
 """Tables of every layout on the candidate GPUs: what fits, capacity, communication and cost.
 
-Columns have readable names with units; predictions are intervals.
+What a chapter studies is the plan's own deployment under its own traffic, on which it changes
+whatever it tries. Columns have readable names with units; predictions are intervals.
 """
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import compress, product
 from operator import attrgetter
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from planner.analysis.load_ramp import choose_timeline_s
 from planner.analysis.sweep import sweep
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
@@ -22,6 +24,7 @@ from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import get_gpu, load_links, resolve_link_bandwidth
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.step_model import build_target_step_model
+from planner.memory.memory_plan import MemoryPlan, get_memory_plan
 from planner.parallelism.communication import estimate_collectives
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
 from planner.parallelism.pipeline import compute_pipeline_bubble
@@ -31,14 +34,16 @@ from planner.planning.evaluation import (
     compute_offered_rps,
     evaluate_candidate,
     evaluate_candidates,
+    get_candidate_workload,
     get_capacity_rps,
     get_load_limit_name,
 )
 from planner.planning.max_load import find_max_load
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import Plan, get_reference_deployment, search_deployments
 from planner.planning.tolerance import state_deployment
 from planner.planning.what_if import SUGGESTED_GPUS, run_what_ifs
+from planner.workload.workload import Workload
 
 MAX_SHAPES, MAX_FALLBACK_GPUS = 16, 64
 """Most replica shapes in a comparison (beyond that, only stages in powers of two), and most GPUs of
@@ -472,3 +477,36 @@ def describe_layout_rules(deployment: Deployment) -> str:
     return f"The engine accepts TP {accepted}." + f" It refuses {'; '.join(refused)}." * bool(
         refused
     )
+
+
+@dataclass(frozen=True)
+class Study:
+    """The plan of a scenario in which every replica does both, prefill and decode."""
+
+    answered: Plan  # the plan of the scenario, which may have pools
+    plan: Plan  # without them; where nothing fits, after a change
+    note: str  # what is studied
+    is_current: bool  # of the scenario that the cockpit saved, which chapters may change
+    scenario: Scenario
+    deployment: Deployment  # the plan's own; the widest layout where nothing fits
+    workload: Workload  # of all replicas
+    memory: MemoryPlan
+    decode_batch: int  # sequences that decode at once on average; 1 where nothing fits
+    context: int  # mean tokens of a decoding sequence
+    timeline_s: float  # seconds of one engine that are drawn
+
+
+def begin_study(answered: Plan, is_current: bool = False, *, fits: bool = False) -> Study:
+    """Study a plan; with `fits`, the plan after the first change with which something fits."""
+    plan, change = answered.without_disaggregation, ""
+    if fits:
+        plan, change = find_plan_to_study(plan)
+    scenario, deployment = plan.scenario, get_reference_deployment(plan)
+    workload = get_candidate_workload(scenario, deployment)
+    performance = plan.best and plan.best.prediction.performance
+    return Study(
+        answered, plan, describe_studied_deployment(answered, plan, change), is_current, scenario,
+        deployment, workload, get_memory_plan(deployment),
+        max(round(performance.decode_batch), 1) if performance else 1,
+        round(scenario.workload.mean_decode_context), choose_timeline_s(deployment, workload),
+    )  # fmt: skip

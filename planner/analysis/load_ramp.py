@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.analysis.latency_rows import (
+from planner.analysis.sweep import (
     MIN_SERVED_FRACTION,
     REQUESTS_PER_SWEEP_RUN,
     build_tail_row,

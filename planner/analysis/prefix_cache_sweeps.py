@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from planner.analysis.latency_rows import get_wait_ms
-from planner.analysis.sweep import Row, sweep
+from planner.analysis.sweep import Row, get_wait_ms, sweep
 from planner.engines.deployment import Deployment
 from planner.latency.step_model import build_step_model
 from planner.memory.kv_cache import KvCachePool

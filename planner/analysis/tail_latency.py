@@ -11,14 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from planner.analysis.latency_rows import (
+from planner.analysis.load_ramp import TIMELINE_SAMPLES
+from planner.analysis.sweep import (
     MIN_SERVED_FRACTION,
     REQUESTS_PER_SWEEP_RUN,
+    Row,
     build_tail_row,
     get_wait_ms,
+    sweep,
 )
-from planner.analysis.load_ramp import TIMELINE_SAMPLES
-from planner.analysis.sweep import Row, sweep
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (

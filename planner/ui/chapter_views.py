@@ -16,7 +16,7 @@ from planner.analysis.batching_tables import (
     split_workload,
     sweep_concurrency,
 )
-from planner.analysis.layout_tables import build_slo_table, relayout_candidate
+from planner.analysis.layout_tables import Study, build_slo_table, relayout_candidate
 from planner.analysis.memory_sweeps import (
     build_budget_table,
     describe_memory_status,
@@ -27,7 +27,6 @@ from planner.analysis.speculation_tables import (
     list_available_methods,
     list_step_parts,
 )
-from planner.analysis.study import Study
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import list_gpus
@@ -37,9 +36,8 @@ from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.ui.charts.base import plot_memory_budget
-from planner.ui.charts.latency import plot_pace_throughput, plot_token_gaps
-from planner.ui.charts.simulation import plot_timelines
-from planner.ui.charts.speculation import plot_step_parts
+from planner.ui.charts.comparison import plot_step_parts
+from planner.ui.charts.latency import plot_pace_throughput, plot_timelines, plot_token_gaps
 from planner.ui.charts.summary import plot_framework_path
 from planner.ui.notebook_widgets import (
     HtmlOutput,

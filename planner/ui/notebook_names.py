@@ -13,7 +13,6 @@ _BY_MODULE: Mapping[str, str] = {
         "sweep_pool_sizes"
     ),
     "analysis.kv_cache_tables": "build_kv_table build_pool_table derive_kv_equation",
-    "analysis.latency_rows": "list_mean_latencies",
     "analysis.layout_tables": (
         "build_bubble_table build_candidate_frame build_collectives_table "
         "build_replica_table build_slo_table describe_layout_rules estimate_max_rps "
@@ -34,7 +33,7 @@ _BY_MODULE: Mapping[str, str] = {
         "describe_paying_loads list_step_parts "
         "propose_drafts sweep_break_even sweep_speedup"
     ),
-    "analysis.sweep": "space_logarithmically sweep_tails",
+    "analysis.sweep": "list_mean_latencies space_logarithmically sweep_tails",
     "analysis.tail_latency": (
         "build_latency_table build_tail_curves list_tail_limits select_stable_rows sweep_kv_pool"
     ),
@@ -55,21 +54,17 @@ _BY_MODULE: Mapping[str, str] = {
         "try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
         "try_long_prompt try_memory try_pressure try_tenants"
     ),
-    "ui.charts.autoscaling": "plot_day",
     "ui.charts.base": "plot_lines plot_memory_budget",
     "ui.charts.comparison": (
         "plot_adapter_endpoints plot_cost_comparison plot_knob_effects plot_knob_pairs "
-        "plot_slo_comparison"
+        "plot_slo_comparison plot_speedup_map plot_step_parts"
     ),
-    "ui.charts.disaggregation": "plot_pool_sizes",
-    "ui.charts.latency": "plot_panels plot_request_timeline",
+    "ui.charts.latency": "plot_load_ramp plot_panels plot_request_timeline plot_tails",
     "ui.charts.layout": (
-        "plot_candidate_memory plot_communication plot_legal_layouts plot_pareto_front"
+        "plot_candidate_memory plot_communication plot_legal_layouts plot_memory_sweep "
+        "plot_pareto_front plot_pool_sizes plot_sequence_counts"
     ),
-    "ui.charts.memory": "plot_memory_sweep plot_sequence_counts",
-    "ui.charts.simulation": "plot_load_ramp plot_tails",
-    "ui.charts.speculation": "plot_speedup_map plot_step_parts",
-    "ui.charts.summary": "plot_framework_path plot_prices plot_slos",
+    "ui.charts.summary": "plot_day plot_framework_path plot_prices plot_slos",
     "ui.decision_memo": "build_memo",
     "ui.notebook_session": (
         "add_changes allow_pools open_answer open_plan open_plans open_study search_cached"

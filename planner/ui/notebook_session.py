@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from planner.analysis.study import Study, begin_study
+from planner.analysis.layout_tables import Study, begin_study
 from planner.answers import FILE_PARTS, MEMO_PARTS, Answer, build_answer
 from planner.core.errors import PlannerError
 from planner.core.files import (

@@ -55,9 +55,9 @@ from planner.core.units import GIB
 from planner.planning.candidate import SAME_PRICE_SHARE
 from planner.planning.scenario import Scenario
 from planner.planning.slo import LimitStatus, SloTarget, explain_implausible_limits
-from planner.ui.charts import autoscaling as charts_scaling
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
+from planner.ui.charts.summary import plot_day
 from planner.ui.plan_tables import build_rejection_table, explain_choice
 
 Page = dict[str, Any]
@@ -543,6 +543,6 @@ def _draw_day(answer: Answer) -> Page | None:
     costs = "; ".join(f"{way} {format_usd(usd)} a day" for way, usd in billing.usd.items())
     return {
         "title": "Replicas over the day",
-        "svg": charts.render_svg(charts_scaling.plot_day(day)),
+        "svg": charts.render_svg(plot_day(day)),
         "note": f"{day}; {day.verdict}. {costs or 'No price is known'}.",
     }

@@ -11,9 +11,9 @@ from shipped import plan_of, plan_once, sampled, small_plan
 
 import planner
 from planner.analysis import layout_tables
+from planner.analysis.layout_tables import Study, begin_study
 from planner.analysis.sensitivity import sweep_knobs
 from planner.analysis.speculation_tables import compare_draft, propose_drafts
-from planner.analysis.study import Study, begin_study
 from planner.core.units import GIB
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario

@@ -1,4 +1,4 @@
-"""Charts of layouts: which are legal, their communication, and cost over latency."""
+"""Charts of memory and layouts: what fits, their communication, and cost over latency."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,15 @@ import pandas as pd
 from planner.analysis.layout_tables import find_pareto_front
 from planner.planning.candidate import Candidate
 from planner.ui.charts.base import (
+    CATEGORY_COLORS,
     CHART_WIDTH_PX,
     MUTED_COLOR,
+    OK_COLOR,
+    VIOLATED_COLOR,
     arrange_panels,
     encode_color,
     plot_limit_line,
+    plot_lines,
     plot_memory_budget,
     split_intervals,
 )
@@ -113,3 +117,69 @@ def plot_pareto_front(
         ),
     ]
     return alt.layer(*layers, *plot_limit_line(limit))
+
+
+MEMORY_STATUS_COLORS = {
+    "ok": OK_COLOR,
+    "at risk": CATEGORY_COLORS[1],
+    "does not fit": VIOLATED_COLOR,
+}
+
+
+def plot_memory_sweep(
+    data: pd.DataFrame, chosen: float | None = None, log: bool = False
+) -> alt.TopLevelMixin:
+    """Plot the second column over the first, by `status`, with a rule at `chosen`."""
+    x, y = data.columns[:2]
+    dots = data.drop(columns=y).assign(
+        mid=split_intervals(data[y])["mid"], status=data["status"].str.replace("_", " ")
+    )
+    points = alt.Chart(dots).mark_point()
+    points = points.encode(
+        x=alt.X(x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
+        y=alt.Y("mid", scale=_build_zero_scale(dots["mid"])),
+        color=encode_color("status", MEMORY_STATUS_COLORS),
+    )
+    layers = [plot_lines(data, x, y, log=log), points]
+    if chosen is not None:
+        layers.append(
+            alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x)
+        )
+    return alt.layer(*layers).properties(height=140)
+
+
+def _build_zero_scale(values: pd.Series) -> alt.Scale:
+    """Return a scale from zero, also if no value is above it."""
+    return alt.Scale(domain=[0, float(values.max()) or 1.0])
+
+
+def plot_sequence_counts(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """Plot the number of sequences that fit, by their length."""
+    scale = _build_zero_scale(data["sequences"] * 1.1)
+    x = alt.X("sequences", title="sequences that fit at once in one engine", scale=scale)
+    base = alt.Chart(data, height=alt.Step(30)).encode(
+        x=x, y=alt.Y("length", title=None, sort=None)
+    )
+    return base.mark_bar() + base.mark_text(align="left", dx=4).encode(
+        text=alt.Text("sequences", format=",d")
+    )
+
+
+def plot_pool_sizes(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """Plot limit utilization by the numbers of workers of both pools; the chosen one is framed."""
+    base = alt.Chart(data.drop(columns="what is missing")).encode(
+        x=alt.X("prefill workers:O", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("decode workers:O", sort="descending"),
+    )
+    tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1)
+    tiles = tiles.encode(color=encode_color("targets", SLO_STATUS_COLORS, data["targets"]))
+    share = alt.Text("share of the tightest limit:Q", format=".0%")
+    text = base.mark_text(fontSize=10, dy=-6, color="currentColor").encode(text=share)
+    gpus = base.mark_text(fontSize=9, dy=8, color="currentColor").transform_calculate(
+        label="datum.GPUs + ' GPUs'"
+    )
+    ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter(
+        "datum.chosen"
+    )
+    layers = alt.layer(tiles, text, gpus.encode(text="label:N"), ring)
+    return layers.properties(width=CHART_WIDTH_PX - 160, height=alt.Step(36))
