@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from shipped import answer_of, plan_once, sampled
 
-from planner.analysis.adapter_tables import compare_adapter_endpoints
+from planner.analysis.batching_tables import compare_adapter_endpoints
 from planner.analysis.memory_sweeps import build_budget_table
 from planner.core.errors import PlannerError
 from planner.core.units import GIB

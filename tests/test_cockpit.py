@@ -34,12 +34,13 @@ from planner.ui.notebook_widgets import (
     show_note,
 )
 from planner.ui.plan_panel import build_page, draw_charts
-from planner.ui.quantity_parser import SECOND_UNITS, parse_quantity
 from planner.ui.scenario_form import (
+    SECOND_UNITS,
     STATISTIC_CHOICES,
     apply_control,
     get_scenario_file,
     load_presets,
+    parse_quantity,
     read_control_values,
     read_scenario_fields,
     save_scenario,

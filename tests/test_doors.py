@@ -206,7 +206,7 @@ def test_what_no_command_expects_has_a_line_and_a_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("planner.ui.commands.catalogs.format_columns", break_with(error))
+    monkeypatch.setattr("planner.ui.commands.data.format_columns", break_with(error))
     assert cli.main(["list", "scenarios"]) == cli.EXIT_FAILURE == 70
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1 and said.rstrip("\n").isprintable()

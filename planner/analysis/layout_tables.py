@@ -105,12 +105,6 @@ def describe_studied_deployment(original: Plan, plan: Plan, changed: str) -> str
     return f"The plan: {plan.chosen.description}." if plan.chosen else ""
 
 
-def resize_layout(layout: ParallelLayout, tp: int, pp: int, replicas: int) -> ParallelLayout:
-    """Return `layout` with other sizes; experts stay spread over all ranks if they are."""
-    narrower = replace(layout, dcp=min(layout.dcp, tp))
-    return replace(narrower.with_tp(tp), pp=pp, replicas=replicas)
-
-
 def _find_best_on(plan: Plan, candidate_gpu: CandidateGpu) -> Candidate | None:
     """Find the best candidate in the machines of a GPU of the scenario."""
     gpu, link = candidate_gpu.gpu, candidate_gpu.interconnect
@@ -144,8 +138,9 @@ def relayout_candidate(plan: Plan, gpu: str, tp: int, pp: int, replicas: int) ->
 
     Raises `PlannerError` if the model does not fit there, or the engine rejects the layout.
     """
-    best = plan.candidates[0]
-    layout = resize_layout(best.deployment.layout, tp, pp, replicas)
+    own = plan.candidates[0].deployment.layout
+    narrower = replace(own, dcp=min(own.dcp, tp)).with_tp(tp)  # experts stay spread as they are
+    layout = replace(narrower, pp=pp, replicas=replicas)
     gpus = [candidate for candidate in plan.scenario.gpus if candidate.gpu.name == gpu]
     likes = [(like, one) for one in gpus if (like := _find_best_on(plan, one))]
     if not likes:

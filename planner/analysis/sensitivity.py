@@ -46,10 +46,11 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     Settings that the engine rejects are left out. If the model no longer fits, figures are missing
     and "note" says why.
     """
-    settings = [
-        (PLAN_LABEL, "", best.deployment),
-        *_generate_knob_settings(scenario, best.deployment),
-    ]
+    settings = [(PLAN_LABEL, "", best.deployment)]
+    for knob, setting, change in _list_knob_changes(scenario, best.deployment):
+        text = f"{setting:,}" if type(setting) is int else str(setting)
+        with suppress(PlannerError):
+            settings.append((knob, text, change.apply(best.deployment)))
     candidates = evaluate_candidates(
         scenario,
         [
@@ -58,8 +59,8 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
         ],
     )
     rows = [
-        {"knob": name, "setting": setting, **measure_candidate(scenario, candidate)}
-        for (name, setting, _), candidate in zip(settings, candidates, strict=True)
+        {"knob": name, "setting": text, **measure_candidate(scenario, candidate)}
+        for (name, text, _), candidate in zip(settings, candidates, strict=True)
     ]
     return pd.DataFrame(rows)
 
@@ -106,16 +107,6 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, obj
         **dict(zip(MEASURE_LABELS.values(), values, strict=True)),
         "note": "overloaded" if performance.saturated else "",
     }
-
-
-def _generate_knob_settings(
-    scenario: Scenario, plan: Deployment
-) -> Iterator[tuple[str, str, Deployment]]:
-    """Yield (knob, setting, the deployment with it) for each setting that the engine accepts."""
-    for knob, setting, change in _list_knob_changes(scenario, plan):
-        text = f"{setting:,}" if type(setting) is int else str(setting)
-        with suppress(PlannerError):
-            yield knob, text, change.apply(plan)
 
 
 def _list_knob_changes(

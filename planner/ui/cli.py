@@ -14,7 +14,7 @@ from planner import __version__
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import get_report_date
 from planner.core.text import get_program_name
-from planner.ui.commands import catalogs, diagnostics, plans, simulation, tables
+from planner.ui.commands import data, diagnostics, plans, tables
 from planner.ui.commands.options import print_message
 
 COMMANDS = {
@@ -35,9 +35,9 @@ COMMANDS = {
     ),
     "data": (
         diagnostics.add_profile,
-        simulation.add_calibrate,
-        simulation.add_replay,
-        catalogs.add_list,
+        data.add_calibrate,
+        data.add_replay,
+        data.add_list,
     ),
 }
 """What declares each command, by its group and in the order of `headroom --help`."""

@@ -52,7 +52,6 @@ from planner.ui.plan_panel import (
     find_curve_target,
 )
 from planner.ui.progress_line import draw_steps
-from planner.ui.quantity_parser import COUNT_UNITS, SECOND_UNITS, parse_quantity
 from planner.workload.daily_profile import load_daily_profiles
 
 WEB_FOLDER = Path(__file__).with_name("web")
@@ -76,9 +75,9 @@ NUMBER_UNITS = {
             "users", "rate", "concurrency", "within_hours", "prompt", "output", "reuse", "headroom",
             "confidence", "zipf", "own_price", "budget", *WHOLE_NUMBERS,
         ),
-        COUNT_UNITS,
+        scenario_form.COUNT_UNITS,
     ),
-    "every": SECOND_UNITS,
+    "every": scenario_form.SECOND_UNITS,
 }  # fmt: skip
 """Controls that take a number, with the units that may be typed."""
 EMPTY_ALLOWED = ("own_price", "budget", "adapters")
@@ -123,7 +122,7 @@ class Cockpit(anywidget.AnyWidget):
         self._lock, self._searching = threading.RLock(), threading.Lock()
         self._timer: threading.Timer | None = None
         self._asked: Scenario | None = None
-        self._fields: scenario_form.ScenarioFields = {}
+        self.fields: scenario_form.ScenarioFields = {}
         self._every_s, self.by_users, self._has_own_title = DEFAULT_ASK_EVERY_S, True, False
         self._pinned: list[Scenario] = []
         self._past: list[scenario_form.ScenarioFields] = []
@@ -164,11 +163,6 @@ class Cockpit(anywidget.AnyWidget):
         except Exception as error:
             self.answer = {**NO_ANSWER, "failure": str(error)[:300]}
 
-    @property
-    def fields(self) -> scenario_form.ScenarioFields:
-        """The fields of the scenario's file."""
-        return self._fields
-
     def _handle_message(
         self, _widget: object, content: Mapping[str, Any], _buffers: object
     ) -> None:
@@ -198,7 +192,7 @@ class Cockpit(anywidget.AnyWidget):
             scenario = parse_scenario(fields, Path(name).stem)
             self._has_own_title = False
             if self._asked is None:  # the question can be read before there is an estimate
-                self._fields, self.scenario = fields, scenario
+                self.fields, self.scenario = fields, scenario
                 self._show_controls()
             self._ask(fields, scenario)
 
@@ -209,13 +203,13 @@ class Cockpit(anywidget.AnyWidget):
         first = next(iter(changes))
 
         def apply_changes() -> None:
-            fields, scenario = self._fields, self.scenario
+            fields, scenario = self.fields, self.scenario
             for name, value in changes.items():
                 fields, scenario = self._apply_change(fields, scenario, name, value)
             if not self._has_own_title:
                 title = scenario_form.write_title(scenario)
                 fields, scenario = {**fields, "question": title}, replace(scenario, question=title)
-            self._past = [*self._past[-MAX_UNDO_STEPS:], self._fields]
+            self._past = [*self._past[-MAX_UNDO_STEPS:], self.fields]
             self._ask(fields, scenario)
 
         self._run_guarded(first, apply_changes, value=changes[first])
@@ -229,7 +223,7 @@ class Cockpit(anywidget.AnyWidget):
             if value == "" and name in EMPTY_ALLOWED:
                 value = 0
             else:
-                value = parse_quantity(value, units, name.replace("_", " "))
+                value = scenario_form.parse_quantity(value, units, name.replace("_", " "))
                 value = round(value) if name in WHOLE_NUMBERS else value
         if name == "config":
             name, value = "model", scenario_form.store_pasted_config(value)
@@ -273,7 +267,7 @@ class Cockpit(anywidget.AnyWidget):
 
     def retry(self) -> None:
         """Ask the same question again, after a simulation that failed."""
-        self._run_guarded("start", lambda: self._ask(self._fields, self.scenario))
+        self._run_guarded("start", lambda: self._ask(self.fields, self.scenario))
 
     def _ask(self, fields: scenario_form.ScenarioFields, scenario: Scenario) -> None:
         """Show the scenario's controls and its estimate, and start the simulation."""
@@ -285,7 +279,7 @@ class Cockpit(anywidget.AnyWidget):
             plan = None if scenario.open_figure else search_analytically(scenario)
             shown = COMPUTING if plan is None else self._build_page(plan)
             self._asked = asked
-            self._fields, self.scenario, self.plan = fields, scenario, plan
+            self.fields, self.scenario, self.plan = fields, scenario, plan
             with self.hold_sync():
                 self._show_controls()
                 self._show_plan(plan, shown)
@@ -298,15 +292,10 @@ class Cockpit(anywidget.AnyWidget):
     def _build_page(self, plan: Plan) -> Page:
         """Build what is shown of a plan, and keep its answer for the charts and for comparisons."""
         self._told = build_answer(plan, ["growth"])
-        return build_page(self._told, self._ask_every_s)
-
-    @property
-    def _ask_every_s(self) -> float | None:
-        """Seconds between a user's questions, where the load is given by users."""
-        return self._every_s if self.by_users else None
+        return build_page(self._told, self._every_s if self.by_users else None)
 
     def _show_controls(self) -> None:
-        values = self._read_values(self._fields, self.scenario)
+        values = self._read_values(self.fields, self.scenario)
         gpus = [get_gpu(name) for name in values["gpus"]]
         sellers = [set(list_sellers(gpu, values["tier"])) for gpu in gpus]
         self.controls = {
@@ -422,7 +411,7 @@ class Cockpit(anywidget.AnyWidget):
 
     def _list_changes(self, before: Scenario, after: Scenario) -> dict[str, Any]:
         """Return the controls whose values differ between two scenarios; smaller stocks do not count."""
-        old, new = (scenario_form.read_control_values(self._fields, s) for s in (before, after))
+        old, new = (scenario_form.read_control_values(self.fields, s) for s in (before, after))
         names = [*CONTROLS_OF_CHANGES, *(name for name in new if " " in name)]
         changes = {name: new[name] for name in names if old.get(name) != new.get(name)}
         if changes.get("at_most", math.inf) < old["at_most"]:
@@ -485,13 +474,13 @@ class Cockpit(anywidget.AnyWidget):
 
         `title` is its own title; without one it keeps that on the screen.
         """
-        if title.strip() not in ("", self._fields["question"]):
-            self._fields = {**self._fields, "question": title.strip()}
+        if title.strip() not in ("", self.fields["question"]):
+            self.fields = {**self.fields, "question": title.strip()}
             self.scenario = replace(self.scenario, question=title.strip())
             self._has_own_title = True
             self._show_controls()
-        path = scenario_form.save_scenario(self._fields, scenario_form.get_scenario_file(name))
-        scenario_form.save_scenario(self._fields, CURRENT_SCENARIO_FILE)
+        path = scenario_form.save_scenario(self.fields, scenario_form.get_scenario_file(name))
+        scenario_form.save_scenario(self.fields, CURRENT_SCENARIO_FILE)
         save_changes({})
         self.message = {
             "text": f"Saved as {path}. Every chapter opens with this question:",
@@ -500,7 +489,7 @@ class Cockpit(anywidget.AnyWidget):
 
     def make_report(self, name: str) -> None:
         """Write the PDF in the background, and show the progress."""
-        path = scenario_form.save_scenario(self._fields, scenario_form.get_scenario_file(name))
+        path = scenario_form.save_scenario(self.fields, scenario_form.get_scenario_file(name))
         threading.Thread(target=self._write_report, args=[path], daemon=True).start()
 
     def _write_report(self, path: Path) -> None:

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 
 _BY_MODULE: Mapping[str, str] = {
-    "analysis.adapter_tables": "compare_adapter_endpoints describe_adapter_endpoints",
     "analysis.batching_tables": (
-        "count_requests_in_flight describe_prefix_reuse get_slo_column "
+        "compare_adapter_endpoints count_requests_in_flight describe_adapter_endpoints "
+        "describe_prefix_reuse get_slo_column "
         "select_telling_loads split_workload sweep_concurrency sweep_prefix_reuse"
     ),
     "analysis.disaggregation_tables": (
         "compare_pools describe_kv_transfer describe_pools find_best_pools sweep_kv_links "
         "sweep_pool_sizes"
     ),
-    "analysis.kv_cache_tables": "build_kv_table build_pool_table derive_kv_equation",
     "analysis.layout_tables": (
         "build_bubble_table build_candidate_frame build_collectives_table "
         "build_replica_table build_slo_table describe_layout_rules estimate_max_rps "
@@ -21,9 +20,9 @@ _BY_MODULE: Mapping[str, str] = {
     ),
     "analysis.load_ramp": "run_load_ramp",
     "analysis.memory_sweeps": (
-        "build_format_table build_sequence_table describe_memory_status "
-        "describe_recommended_limits estimate_memory_gains sweep_max_model_len "
-        "sweep_memory_utilization"
+        "build_format_table build_kv_table build_pool_table build_sequence_table "
+        "derive_kv_equation describe_memory_status describe_recommended_limits "
+        "estimate_memory_gains sweep_max_model_len sweep_memory_utilization"
     ),
     "analysis.sensitivity": (
         "build_decision_table compute_knob_effects fix_lengths sweep_knob_pair sweep_knobs"

@@ -40,7 +40,11 @@ def execute_notebooks(
     """
     idle = SimpleQueue[_SharedKernel]()
     kernels = [
-        _create_kernel(work / str(k)) for k in range(min(len(notebooks), os.cpu_count() or 1, 4))
+        _SharedKernel(
+            kernel_name="python3",  # with socket files rather than ports, where possible
+            **({} if os.name == "nt" else {"transport": "ipc", "ip": str(work / str(k))}),
+        )
+        for k in range(min(len(notebooks), os.cpu_count() or 1, 4))
     ]
     pool = ThreadPoolExecutor(len(kernels))
     for kernel in kernels:
@@ -68,14 +72,6 @@ def execute_notebooks(
         for kernel in kernels:
             run_sync(kernel.shutdown_kernel)(now=True)
     return [work / notebook.name for notebook in notebooks]
-
-
-def _create_kernel(sockets: Path) -> _SharedKernel:
-    """Return a kernel to be started; where possible it uses socket files rather than ports."""
-    return _SharedKernel(
-        kernel_name="python3",
-        **({} if os.name == "nt" else {"transport": "ipc", "ip": str(sockets)}),
-    )
 
 
 def _run_notebook(

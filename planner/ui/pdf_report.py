@@ -120,7 +120,21 @@ def write_comparison_report(
     answers = [build_answer(plan, (*SUMMARY_PARTS, "choice")) for plan in plans]
     for answer in answers:
         show_answer(format_answer(answer))
-    first, *others = map(_list_title_facts, answers)
+    first, *others = [
+        render_rows(
+            "title",
+            scenario=answer.scenario,
+            traffic=describe_scenario(answer.scenario).partition("; ")[2],
+            date=f"{get_report_date():%-d %B %Y}",
+            version=__version__,
+            performance=answer.performance,
+            confidence=describe_confidence(answer),
+            basis_labels=BASIS_LABELS,
+            basis=answer.best.basis if answer.best else "",
+            price=answer.best and answer.best.price,
+        )
+        for answer in answers
+    ]
     titles = build_plan_titles(answers)
     facts = [[name, summarize_plan(answer)] for name, answer in zip(titles, answers, strict=True)]
     facts += [fact for fact in first if all(fact in other for other in others)]
@@ -262,20 +276,3 @@ def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
 
 def _build_page(title: Mapping[str, str], facts: Sequence[Sequence[str]]) -> dict[str, Any]:
     return {**{part: escape_to_one_line(text) for part, text in title.items()}, "facts": facts}
-
-
-def _list_title_facts(answer: Answer) -> list[list[str]]:
-    """Return (label, text) of the scenario, and of the basis of the plan."""
-    scenario, best = answer.scenario, answer.best
-    return render_rows(
-        "title",
-        scenario=scenario,
-        traffic=describe_scenario(scenario).partition("; ")[2],
-        date=f"{get_report_date():%-d %B %Y}",
-        version=__version__,
-        performance=answer.performance,
-        confidence=describe_confidence(answer),
-        basis_labels=BASIS_LABELS,
-        basis=best.basis if best else "",
-        price=best and best.price,
-    )

@@ -108,13 +108,6 @@ def build_plan_titles(answers: Sequence[Answer]) -> list[str]:
     return [f"{name} ({k})" if names.count(name) > 1 else name for k, name in enumerate(names, 1)]
 
 
-def _describe_adapters(scenario: Scenario) -> str:
-    load, rank = scenario.workload, scenario.engine_args.get("max_lora_rank")
-    if not load.adapters:
-        return "none"
-    return f"{load.adapters} of rank {rank} at most, skew {load.adapter_zipf:g}"
-
-
 _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
     "model": lambda scenario: scenario.model,
     "weights": lambda scenario: " or ".join(
@@ -127,7 +120,12 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
     "engine": lambda scenario: " or ".join(map(str, (scenario.engine, *scenario.other_engines))),
     "traffic": lambda scenario: str(scenario.workload),
     "a day": lambda scenario: str(scenario.daily_profile or "always the busiest hour"),
-    "LoRA adapters": _describe_adapters,
+    "LoRA adapters": lambda scenario: (
+        f"{scenario.workload.adapters} of rank {scenario.engine_args.get('max_lora_rank')} at most,"
+        f" skew {scenario.workload.adapter_zipf:g}"
+        if scenario.workload.adapters
+        else "none"
+    ),
     "targets": lambda scenario: (
         "; ".join(f"{t.name} {format_latency(t.seconds)}" for t in scenario.slo_targets) or "none"
     ),

@@ -30,17 +30,6 @@ from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS
 from planner.planning.scenario import Scenario
 
 
-def _render_benchmark_files(answer: Answer) -> dict[str, str]:
-    """Return name and text of the benchmark's files, if it is of another deployment."""
-    benchmark, scenario = answer.benchmark, answer.scenario
-    if benchmark is None or benchmark.is_own or not benchmark.files:
-        return {}
-    texts = render_artifacts(
-        benchmark.offer.prediction, scenario.slo_targets, scenario.storage, BENCHMARK_ARTIFACTS
-    )
-    return {name: texts[name.removeprefix(BENCHMARK_DIR)] for name in benchmark.files}
-
-
 def serialize_plan_file(answer: Answer) -> dict[str, object]:
     """Return the content of plan.json: the answer, and the day and version that it was made with."""
     made = {"date": get_report_date().isoformat(), "headroom": __version__}
@@ -121,7 +110,7 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
     Files of an earlier plan that this one does not have are removed. Returns the names; raises
     `PlannerError` if `out` cannot be written.
     """
-    chosen, scenario = answer.chosen, answer.scenario
+    chosen, scenario, benchmark = answer.chosen, answer.scenario, answer.benchmark
     texts = (
         render_artifacts(
             chosen.prediction,
@@ -133,10 +122,17 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
         if chosen
         else {}
     )
-    user_files = {SECRETS_FILE} if _sets_variables(out / SECRETS_FILE) else set()
-    texts = {
-        name: text for name, text in texts.items() if name not in user_files
-    } | _render_benchmark_files(answer)
+    user_files = set[str]()
+    if os.path.exists(secrets := out / SECRETS_FILE) and any(
+        line.strip() and line[0] != "#" for line in read_text(secrets).splitlines()
+    ):  # it sets variables
+        user_files = {SECRETS_FILE}
+    texts = {name: text for name, text in texts.items() if name not in user_files}
+    if benchmark and not benchmark.is_own and benchmark.files:  # of another deployment
+        rendered = render_artifacts(
+            benchmark.offer.prediction, scenario.slo_targets, scenario.storage, BENCHMARK_ARTIFACTS
+        )
+        texts |= {name: rendered[name.removeprefix(BENCHMARK_DIR)] for name in benchmark.files}
     fields = serialize_plan_file(answer)
     texts["plan.json"] = json.dumps(fields, indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
@@ -178,13 +174,6 @@ def check_plan_folder(scenario: Scenario, out: Path, *, force: bool) -> None:
             f"{out} has {', '.join(own[:5])}, which no plan wrote: --force replaces them, or name"
             " another folder"
         )
-
-
-def _sets_variables(path: Path) -> bool:
-    """Return whether a file of environment variables sets any."""
-    return os.path.exists(path) and any(
-        line.strip() and line[0] != "#" for line in read_text(path).splitlines()
-    )
 
 
 def _list_previous_files(out: Path) -> set[str]:

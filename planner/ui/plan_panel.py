@@ -53,7 +53,6 @@ from planner.core.number_format import (
 from planner.core.text import capitalize
 from planner.core.units import GIB
 from planner.planning.candidate import SAME_PRICE_SHARE
-from planner.planning.scenario import Scenario
 from planner.planning.slo import LimitStatus, SloTarget, explain_implausible_limits
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
@@ -110,6 +109,11 @@ def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
     month, hour = _format_price(best)
     is_priced = bool(answer.chosen and month)
     launches = answer.chosen.launches if answer.chosen else ()
+    tokens, capacity = best.usd_per_mtok, best.capacity_rps
+    monthly_usd = best.prediction.usd_per_month
+    tiles = list(_generate_tiles(answer, best, ask_every_s))
+    if not tiles and best.usd_per_hour:
+        tiles = [_tile("Price", f"{format_usd(best.usd_per_hour.mid)}/h")]
     return {
         "state": "estimate" if estimated else "final",
         "tone": tone,
@@ -121,7 +125,10 @@ def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
         "month": about + month if is_priced else "",
         "period": _describe_period(answer) if is_priced else "",
         "hour": hour if answer.chosen else hour and f"closest: {hour}",
-        "tiles": [_add_about(tile, about) for tile in _build_tiles(answer, best, ask_every_s)],
+        "tiles": [
+            tile if tile.get("exact") else {**tile, "value": about + tile["value"]}
+            for tile in tiles
+        ],
         "targets": [] if best.is_overloaded else list(_build_targets(answer, best)),
         "options": [] if estimated else _build_options(answer),
         "memory": _build_memory(best),
@@ -132,27 +139,20 @@ def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
         ],
         "why": [] if estimated else _build_reasons(answer, best),
         "assumptions": list(dict.fromkeys((*answer.scenario.assumptions, *answer.notes))),
-        "figures": _list_figures(answer, best),
-    }
-
-
-def _list_figures(answer: Answer, best: Offer) -> dict[str, Any]:
-    """List the figures behind the words as numbers, under the names of `plan.json`."""
-    tokens, capacity, estimated = best.usd_per_mtok, best.capacity_rps, answer.is_estimate
-    month = best.prediction.usd_per_month
-    return {
-        "verdict": None if estimated else answer.verdict,
-        "probability": None if estimated else answer.probability,
-        "deployment": best.description,
-        "usd_per_hour": best.median_usd_per_hour,
-        "usd_per_month": month and month.mid,
-        f"usd_per_mtok_{best.priced_side or 'output'}": tokens and tokens.mid,
-        "capacity_rps": capacity and capacity.mid,
-        "options": {
-            name: [option.description, option.median_usd_per_hour, option.probability]
-            for name, option in answer.options.items()
+        "figures": {  # behind the words, under the names of `plan.json`
+            "verdict": None if estimated else answer.verdict,
+            "probability": None if estimated else answer.probability,
+            "deployment": best.description,
+            "usd_per_hour": best.median_usd_per_hour,
+            "usd_per_month": monthly_usd and monthly_usd.mid,
+            f"usd_per_mtok_{best.priced_side or 'output'}": tokens and tokens.mid,
+            "capacity_rps": capacity and capacity.mid,
+            "options": {
+                name: [option.description, option.median_usd_per_hour, option.probability]
+                for name, option in answer.options.items()
+            },
         },
-    }  # fmt: skip
+    }
 
 
 def _format_price(offer: Offer) -> tuple[str, str]:
@@ -210,7 +210,9 @@ def _write_sentences(answer: Answer, best: Offer) -> list[str]:
             "The queue grows without bound, so no latencies are shown.",
         ]
     if answer.chosen is None:
-        return _explain_closest(answer, best)
+        closest = f"The closest, {describe_gpus(best)}: {explain_shortfall(best)}."
+        hint = explain_implausible_limits(scenario.slo_targets)
+        return [closest, *([f"{capitalize(hint)}."] if hint else [])]
     tightest, safer = best.tightest, ""
     tight = ""
     if tightest and tightest.target:
@@ -251,13 +253,6 @@ def _state_probability(answer: Answer, best: Offer) -> str:
     return text
 
 
-def _explain_closest(answer: Answer, best: Offer) -> list[str]:
-    """Explain what the closest deployment misses."""
-    closest = f"The closest, {describe_gpus(best)}: {explain_shortfall(best)}."
-    hint = explain_implausible_limits(answer.scenario.slo_targets)
-    return [closest, *([f"{capitalize(hint)}."] if hint else [])]
-
-
 def _describe_value(target: SloTarget, offer: Offer) -> str:
     """Describe one target's prediction, range and limit."""
     performance = offer.performance
@@ -290,18 +285,16 @@ def _build_targets(answer: Answer, best: Offer) -> Iterator[Page]:
                 "ms": (value * 1e3).as_json_list,
             }
         elif limit.load:
-            load, ends, most = _format_load(answer.scenario, limit.load)
+            planned = 1 - answer.scenario.headroom  # the share of the capacity that may be used
+            ends = f"{100 * limit.load.lo * planned:.0f}{EN_DASH}{limit.load.hi * planned:.0%}"
             yield bar | {
-                "key": "load", "name": "Load", "short": "of capacity", "value": load,
-                "range": ends if limit.use.mid <= 1 else "", "limit": most,
-            }  # fmt: skip
-
-
-def _format_load(scenario: Scenario, use: Interval) -> tuple[str, str, str]:
-    """Format the load as a share of the capacity, its interval, and the share that may be used."""
-    planned = 1 - scenario.headroom
-    lo, mid, hi = (end * planned for end in (use.lo, use.mid, use.hi))
-    return format_share(mid), f"{100 * lo:.0f}{EN_DASH}{hi:.0%}", f"{planned:.0%}"
+                "key": "load",
+                "name": "Load",
+                "short": "of capacity",
+                "value": format_share(limit.load.mid * planned),
+                "range": ends if limit.use.mid <= 1 else "",
+                "limit": f"{planned:.0%}",
+            }
 
 
 def _place_bar(value: Interval) -> Page:
@@ -321,19 +314,12 @@ def _place_bar(value: Interval) -> Page:
     }
 
 
-def _build_tiles(answer: Answer, best: Offer, ask_every_s: float | None) -> list[Page]:
-    """Build the main figures: cost per token, capacity, room to grow, probability."""
-    tiles = list(_generate_tiles(answer, best, ask_every_s))
-    if not tiles and best.usd_per_hour:
-        return [_tile("Price", f"{format_usd(best.usd_per_hour.mid)}/h")]
-    return tiles
-
-
 def _tile(name: str, value: str, unit: str = "", note: str = "", **more: Any) -> Page:
     return {"name": name, "value": value, "unit": unit, "note": note, **more}
 
 
 def _generate_tiles(answer: Answer, best: Offer, ask_every_s: float | None) -> Iterator[Page]:
+    """Yield the main figures: cost per token, capacity, room to grow, probability."""
     scenario, estimated = answer.scenario, answer.is_estimate
     if best.usd_per_mtok and answer.chosen:
         when = "over the day, always on" if scenario.daily_profile else "if every hour is as busy"
@@ -376,11 +362,6 @@ def _build_capacity_tile(
         note if scenario.workload.rate else "",
         hint="" if scenario.offline else f"{CAPACITY_MEANING}.",
     )
-
-
-def _add_about(tile: Page, about: str) -> Page:
-    """Mark the value of a tile as an estimate."""
-    return tile if tile.get("exact") else {**tile, "value": about + tile["value"]}
 
 
 def _build_options(answer: Answer) -> list[Page]:

@@ -23,6 +23,11 @@ from planner.core.text import capitalize, escape_markdown
 from planner.planning.scenario import Scenario
 from planner.planning.slo import SloTarget, format_latency, list_benchmark_targets
 
+RELAXED = {
+    "rate": "a rate (requests/s) of",
+    "concurrency": "concurrent requests of",
+    "hours": "a deadline (h) of",
+}
 MAX_CANDIDATE_ROWS, MAX_REJECTED_ROWS, MAX_CHOICE_ROWS = 10, 12, 5
 
 
@@ -238,22 +243,13 @@ def build_relaxation_table(answer: Answer) -> pd.DataFrame:
     """Return the limits and the load that would be met, if nothing meets what is asked for."""
     found = answer.ways_out.relaxations if answer.ways_out else ()
     limits = [each for each in found if each.kind == "limit"]
-    rows = [(_name_relaxation(each), *_list_values(each)) for each in found if each not in limits]
+    rows = [(RELAXED[each.kind], *_list_values(each)) for each in found if each not in limits]
     if limits:  # those that are missed have to give way together
         names = " and ".join(each.name for each in limits)
         what = f"limits for {names}, together, of" if len(limits) > 1 else f"a limit for {names} of"
         values = zip(*map(_list_values, limits), strict=True)
         rows.insert(0, (what, *map("; ".join, values)))
     return pd.DataFrame(rows, columns=["change", "from", "expected", "with the asked probability"])
-
-
-def _name_relaxation(found: Relaxation) -> str:
-    names = {
-        "rate": "a rate (requests/s) of",
-        "concurrency": "concurrent requests of",
-        "hours": "a deadline (h) of",
-    }
-    return names[found.kind]
 
 
 def _list_values(found: Relaxation) -> list[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from planner.answers.answer import Answer, Limit, Offer, Relaxation, WaysOut
+from planner.answers.answer import Answer, Limit, Offer, Relaxation
 from planner.answers.bill_wording import (
     describe_api,
     describe_gpu_price,
@@ -119,7 +119,10 @@ def format_summary(
         "likely": format_odds,
         "hourly": format_hourly_price(best) if best else "",
         "stopped": describe_stopped_bill(answer),
-        "price_age": _describe_price_age(best),
+        "price_age": f"; newest quote of {best.price.newest_quote}, over {MAX_PRICE_AGE_DAYS} days old:"
+        " set `prices`"
+        if best and best.price and best.price.is_old(get_report_date())
+        else "",
         "adapters": describe_adapters(answer),
         "day": _describe_day(answer),
         "traffic": describe_traffic(answer),
@@ -247,13 +250,10 @@ def _format_verdict(answer: Answer, style: TerminalStyle) -> str:
             f"! AT RISK{f' {found}' if found else ''}   {odds}, {scenario.confidence:.0%} required"
         )
         return style.paint(text, "amber")
-    where = f", not even {found}" if found else f" on {_describe_allowed_gpus(scenario)}"
-    return style.paint(f"{style.choose('✘', 'x')} NO PLAN MEETS THE TARGETS{where}", "red")
-
-
-def _describe_allowed_gpus(scenario: Scenario) -> str:
     kinds = [f"{each.max_gpus} x {each.gpu.name}" for each in scenario.gpus]
-    return f"up to {kinds[0]}" if len(kinds) == 1 else f"the {len(kinds)} kinds of GPU allowed"
+    most = f"up to {kinds[0]}" if len(kinds) == 1 else f"the {len(kinds)} kinds of GPU allowed"
+    where = f", not even {found}" if found else f" on {most}"
+    return style.paint(f"{style.choose('✘', 'x')} NO PLAN MEETS THE TARGETS{where}", "red")
 
 
 def _format_limits(
@@ -285,16 +285,6 @@ def _format_limits(
         status = style.paint(row.status, STATUS_COLOURS[row.status])
         lines.append(f"  {name:<{name_width}}  {value:<{value_width}}  {bar}{status}")
     return lines
-
-
-def _describe_price_age(best: Offer | None) -> str:
-    """Say that no quote of a price is recent; empty if one is."""
-    price = best and best.price
-    if not price or not price.is_old(get_report_date()):
-        return ""
-    return (
-        f"; newest quote of {price.newest_quote}, over {MAX_PRICE_AGE_DAYS} days old: set `prices`"
-    )
 
 
 def _describe_day(answer: Answer) -> str:
@@ -389,10 +379,17 @@ def _list_ways_out(answer: Answer) -> list[str]:
     found = answer.ways_out
     if found is None:
         return []
-    loads = _describe_loads(found)
+    limits = " and ".join(
+        f"{each.name} of {format_seconds(each.pessimistic, each.given)}"
+        for each in found.relaxations
+        if each.kind == "limit"
+    )
+    loads = ", or ".join(
+        describe_less_load(each) for each in found.relaxations if each.kind != "limit"
+    )
     if loads:
         loads += f" ({format_probability(answer.scenario.confidence)} likely)"
-    relaxed = [text for text in (_describe_limits(found), loads) if text]
+    relaxed = [text for text in (limits and f"a limit for {limits}", loads) if text]
     texts = [", or ".join(relaxed)] if relaxed else []
     if (change := found.change) and change.offer:
         outside = explain_outside(answer.scenario, change.offer)
@@ -402,21 +399,6 @@ def _list_ways_out(answer: Answer) -> list[str]:
         name += f" ({outside})" * bool(outside)
         texts.insert(0, f"{name}: {format_price(change.offer)}, {format_odds(change.offer)} likely")
     return texts
-
-
-def _describe_limits(found: WaysOut) -> str:
-    limits = " and ".join(
-        f"{each.name} of {format_seconds(each.pessimistic, each.given)}"
-        for each in found.relaxations
-        if each.kind == "limit"
-    )
-    return limits and f"a limit for {limits}"
-
-
-def _describe_loads(found: WaysOut) -> str:
-    return ", or ".join(
-        describe_less_load(each) for each in found.relaxations if each.kind != "limit"
-    )
 
 
 def describe_less_load(found: Relaxation) -> str:

@@ -33,7 +33,6 @@ from planner.planning.scenario_schema import (
     ScenarioEntry,
 )
 from planner.planning.slo import LatencyStatistic
-from planner.ui.quantity_parser import MILLISECOND_UNITS, parse_quantity
 
 COCKPIT_FILE_HEADER = (
     "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
@@ -102,7 +101,10 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
             (
                 name
                 for name, preset in load_presets().items()
-                if _matches_preset(preset, workload_fields)
+                if all(
+                    getattr(preset, side).model_dump(exclude_none=True) == workload_fields.get(side)
+                    for side in ("prompt_tokens", "output_tokens")
+                )
             ),
             "",
         ),
@@ -209,7 +211,15 @@ def apply_control(
         control.pop("engine_version", None)
     elif " " in name:
         metric, percentile = name.split()
-        _set_slo_target(control, metric, percentile, str(value).strip())
+        level = {key: dict(limits) for key, limits in (fields.get("service_level") or {}).items()}
+        level.setdefault(metric, {}).pop(percentile, None)
+        if limit := str(value).strip():  # an empty one removes the target
+            level[metric][percentile] = (
+                BEST_LIMIT
+                if limit == BEST_LIMIT
+                else parse_quantity(limit, MILLISECOND_UNITS, f"{percentile} {metric.upper()}")
+            )
+        control["service_level"] = {key: limits for key, limits in level.items() if limits}
     return control
 
 
@@ -232,14 +242,6 @@ def write_title(scenario: Scenario) -> str:
         target = scenario.slo_targets[0].name
         return f"How short a {target} does {scenario.model} on {gpus} keep under {load}?"
     return f"What does it take to serve {scenario.model} on {gpus} to {load}{within}?"
-
-
-def _matches_preset(preset: WorkloadPreset, workload: Mapping[str, Any]) -> bool:
-    """Return whether the lengths of a workload are those of a preset."""
-    return all(
-        getattr(preset, side).model_dump(exclude_none=True) == workload.get(side)
-        for side in ("prompt_tokens", "output_tokens")
-    )
 
 
 def _drop_fields(workload: ScenarioFields, names: Iterable[str]) -> None:
@@ -272,19 +274,6 @@ def _parse_hours(text: str) -> str | list[float]:
         return [float(hour) for hour in text.split(",")]
     except ValueError:
         return text
-
-
-def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit: str) -> None:
-    """Set the limit of an SLO in ms; remove the SLO if the limit is empty."""
-    level = {name: dict(limits) for name, limits in (fields.get("service_level") or {}).items()}
-    level.setdefault(metric, {}).pop(percentile, None)
-    if limit:
-        level[metric][percentile] = (
-            BEST_LIMIT
-            if limit == BEST_LIMIT
-            else parse_quantity(limit, MILLISECOND_UNITS, f"{percentile} {metric.upper()}")
-        )
-    fields["service_level"] = {name: limits for name, limits in level.items() if limits}
 
 
 def save_scenario(fields: ScenarioFields, path: Path) -> Path:
@@ -322,3 +311,22 @@ def store_pasted_config(config: str) -> str:
     with replace_atomically(path) as (part,):
         part.write_text(text, encoding="utf-8")
     return str(path)
+
+
+SECOND_UNITS: Mapping[str, float] = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+MILLISECOND_UNITS: Mapping[str, float] = {
+    unit: 1.0 if not unit else seconds * 1e3 for unit, seconds in SECOND_UNITS.items()
+}
+COUNT_UNITS: Mapping[str, float] = {"": 1.0, "k": 1e3, "m": 1e6, "/s": 1.0, "%": 1.0, "$": 1.0}
+
+
+def parse_quantity(text: object, units: Mapping[str, float], name: str) -> float:
+    """Parse what people type, such as "1,500", "2k" or "1.5 s", into the unit of `units[""]`."""
+    match = re.fullmatch(
+        r"\$?\s*([\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([a-z/%$]*)", str(text).strip().lower()
+    )
+    factor = match and {**COUNT_UNITS, **units}.get(match[2])
+    if not match or factor is None:
+        example = "1.5 s or 800 ms" if "ms" in units else "1,500 or 2k"
+        raise PlannerError(f"{name}: expected a number such as {example}, got {text!r:.40}")
+    return float(match[1].replace(",", "")) * factor

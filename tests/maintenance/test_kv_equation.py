@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from planner.analysis.kv_cache_tables import build_kv_table, derive_kv_equation
+from planner.analysis.memory_sweeps import build_kv_table, derive_kv_equation
 from planner.engines.deployment import deploy_on
 from planner.memory.memory_plan import plan_memory
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from shipped import sampled
 
-from planner.analysis.kv_cache_tables import build_kv_table, derive_kv_equation
+from planner.analysis.memory_sweeps import build_kv_table, derive_kv_equation
 from planner.core.errors import PlannerError
 from planner.core.readers import read_yaml
 from planner.engines.deployment import deploy_on

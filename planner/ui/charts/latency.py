@@ -82,31 +82,29 @@ def plot_panels(
             if limit is None
             else data[[value.mid <= MAX_PANEL_LIMIT_MULTIPLE * limit for value in data[y]]]
         )
+        shown = (near if len(near) > 1 else data)[[x, y]]
+        # bands end far above the curve and its limit
+        top = MAX_PANEL_LIMIT_MULTIPLE * max(
+            limit or 0.0, *(getattr(value, "mid", value) for value in shown[y])
+        )
+        cut: Any = [
+            Interval(v.lo, v.mid, min(v.hi, top)) if isinstance(v, Interval) else v
+            for v in shown[y]
+        ]
         panel = plot_lines(
-            _cut_bands((near if len(near) > 1 else data)[[x, y]], y, limit),
+            shown.assign(**{y: cut}),
             x,
             y,
             limit=limit,
             log=log,
         )
-        shown = named[:1] if drawn else named  # names stand above the first panel
+        marked = named[:1] if drawn else named  # names stand above the first panel
         drawn.append(
-            alt.layer(panel, *shown).properties(
+            alt.layer(panel, *marked).properties(
                 width=compute_panel_width(min(columns, len(limits))), height=120
             )
         )
     return alt.concat(*drawn, columns=columns).resolve_scale(x="shared")
-
-
-def _cut_bands(data: pd.DataFrame, y: str, limit: float | None) -> pd.DataFrame:
-    """Return `data` with the bands of `y` cut off far above its curve and its limit."""
-    top = MAX_PANEL_LIMIT_MULTIPLE * max(
-        limit or 0.0, *(getattr(value, "mid", value) for value in data[y])
-    )
-    cut: Any = [
-        Interval(v.lo, v.mid, min(v.hi, top)) if isinstance(v, Interval) else v for v in data[y]
-    ]
-    return data.assign(**{y: cut})
 
 
 def compute_panel_width(columns: int) -> int:
