@@ -13,13 +13,14 @@ import pytest
 import yaml
 from shipped import answer_of
 
-from planner.analysis.load_curves import find_max_loads, sweep_cost_over_load
+from planner.analysis.load_curves import sweep_cost_over_load
 from planner.answers import build_answer, serialize_answer
 from planner.answers.build import sweep_costs, sweep_latency
 from planner.answers.wording import METRIC_NAMES
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number, format_seconds, format_share, format_usd
 from planner.planning.evaluation import evaluate_candidate
+from planner.planning.max_load import find_max_load
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
 from planner.ui import notebook_session as chapter
@@ -408,8 +409,8 @@ def test_a_step_of_the_cost_has_its_name_where_no_line_crosses_it():
 def test_one_replica_carries_what_the_rule_says():
     asked = load_scenario("chat-70b")
     best = search_analytically(asked).chosen
-    (most,) = find_max_loads(asked, [best])
     one = best.deployment.with_replicas(1)
+    most = find_max_load(asked, replace(best, deployment=one))
     assert evaluate_candidate(
         replace(asked, workload=asked.workload.with_rate(most * 0.99)), one, 1
     ).is_confident

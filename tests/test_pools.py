@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import answer_of
 
-from planner.analysis import disaggregation_tables as pool_tables
+from planner.analysis import layout_tables as pool_tables
 from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
 from planner.deploy import build_launches, list_artifact_files, render_artifacts

@@ -16,13 +16,12 @@ from planner.engines.deployment import deploy_on
 from planner.planning.scenario import parse_scenario
 from planner.planning.table_rows import INPUT_COLUMNS, parse_cells, parse_measured_run
 from planner.tools.diagnostics.diagnosis import Diagnosis, diagnose
-from planner.tools.diagnostics.log_comparison import LogExplanation
+from planner.tools.diagnostics.log_comparison import LogExplanation, explain_log_file
 from planner.tools.lint.findings import LINT_EXIT_CODES
 from planner.tools.lint.named_gpus import find_named_gpu
-from planner.tools.lint.report import LintReport, lint
+from planner.tools.lint.report import LintReport, lint, read_launched_deployment
 from planner.tools.lint.source_reader import read_source
 from planner.ui.cli import main
-from planner.ui.commands.diagnostics import explain_log
 
 POSTS = Path(__file__).parent / "data" / "posts"
 
@@ -481,16 +480,16 @@ def test_a_full_cache_whose_queue_is_not_told_is_not_judged(tmp_path: Path) -> N
 def explain_text(text: str, tmp_path: Path, gpu: str | None = None) -> LogExplanation:
     path = tmp_path / "server.log"
     path.write_text(text, encoding="utf-8")
-    return explain_log(path, gpu)
+    return explain_log_file(path, gpu)
 
 
 def test_the_figures_of_a_refusal_are_held_against_the_plan() -> None:
-    explanation = explain_log(
-        POSTS / "72_kaito_refused.log",
-        "2xH100-NVL",
-        command="vllm serve mistralai/Mistral-Small-4-119B-2603 --tensor-parallel-size 2"
-        " --gpu-memory-utilization 0.84",
+    command = (
+        "vllm serve mistralai/Mistral-Small-4-119B-2603 --tensor-parallel-size 2"
+        " --gpu-memory-utilization 0.84"
     )
+    planned = read_launched_deployment(command, "2xH100-NVL")
+    explanation = explain_log_file(POSTS / "72_kaito_refused.log", "2xH100-NVL", planned)
     rows = {row.term: row for row in explanation.lines}
     assert rows["kv_needed"].value == pytest.approx(22.5)
     assert rows["kv_needed"].status == "PASS"  # as the plan has it

@@ -1,7 +1,6 @@
 """Analytical curves of the cockpit: latencies of a plan over the load, and costs of other loads."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -87,22 +86,11 @@ def sweep_stated_latency(
     points, (_, offered) = sweep_performance(scenario, candidate), get_load(scenario.workload)
     if not points or points[-1][0] < MIN_REACHED_LOAD * offered:
         return []
-    ends = _scale_curve(scenario, candidate, target, points)
-    return list(zip((load for load, _ in points), *ends, strict=True))
-
-
-def _scale_curve(
-    scenario: Scenario,
-    candidate: Candidate,
-    target: SloTarget,
-    points: Sequence[tuple[float, Performance]],
-) -> tuple[list[float], list[float], list[float]]:
-    """Return lo, mid and hi of a curve (s), scaled to the candidate's own at the offered load."""
-    performance, (_, offered) = candidate.prediction.performance, get_load(scenario.workload)
+    performance, loads = candidate.prediction.performance, [load for load, _ in points]
     assert performance is not None
     own = performance.get(target.metric, target.percentile)
     curve = [at_load.get(target.metric, target.percentile) for _, at_load in points]
-    nearest = int(np.abs(np.array([load for load, _ in points]) - offered).argmin())
+    nearest = int(np.abs(np.array(loads) - offered).argmin())
 
     def scale(end: str) -> list[float]:
         values = np.array([getattr(value, end) for value in curve])
@@ -110,7 +98,7 @@ def _scale_curve(
             scaled = values / values[nearest] * getattr(own, end)
         return [float(value) for value in scaled]
 
-    return scale("lo"), scale("mid"), scale("hi")
+    return list(zip(loads, scale("lo"), scale("mid"), scale("hi"), strict=True))
 
 
 def sweep_cost_over_load(plan: Plan) -> tuple[str, list[tuple[float, float, str]]]:
@@ -129,9 +117,10 @@ def sweep_cost_over_load(plan: Plan) -> tuple[str, list[tuple[float, float, str]
     }
     priced = all(candidate.usd_per_hour is not None for candidate in layouts.values())
     max_gpus = {candidate_gpu.gpu: candidate_gpu.max_gpus for candidate_gpu in scenario.gpus}
-    options = list(
-        zip(layouts.values(), find_max_loads(scenario, list(layouts.values())), strict=True)
-    )
+    options = []
+    for candidate in layouts.values():
+        replica = replace(candidate, deployment=candidate.deployment.with_replicas(1))
+        options.append((candidate, find_max_load(scenario, replica)))
     rows = []
     for load in np.geomspace(
         offered / LOAD_SPAN_FACTOR, offered * LOAD_SPAN_FACTOR, 4 * CURVE_POINTS
@@ -154,13 +143,3 @@ def sweep_cost_over_load(plan: Plan) -> tuple[str, list[tuple[float, float, str]
         if offers:
             rows.append((load, *min(offers)))
     return "USD per hour" if priced else "GPUs", rows
-
-
-def find_max_loads(scenario: Scenario, candidates: Sequence[Candidate]) -> list[float]:
-    """Find the largest load of one replica of each candidate within the SLOs; 0 if none."""
-    return [
-        find_max_load(
-            scenario, replace(candidate, deployment=candidate.deployment.with_replicas(1))
-        )
-        for candidate in candidates
-    ]

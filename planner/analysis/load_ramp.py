@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,9 @@ def run_load_ramp(
                 return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
         return "" if compute_served_fraction(result) >= MIN_SERVED_FRACTION else OVERLOAD_REASON
 
+    def is_within_slos(factor: float, load: float) -> bool:
+        return not explain_violation(factor, load)
+
     def simulate(load: float) -> SimulationRun:
         ends = tuple(run(load, factor) for factor in (1 / slow, slow)) if workload.rate else ()
         sigmas = step.sigma_ttft, step.sigma_tpot
@@ -104,7 +107,7 @@ def run_load_ramp(
     while compute_served_fraction(run(loads[-1], 1.0)) >= MIN_SERVED_FRACTION and len(loads) < 12:
         loads.append(2 * loads[-1])
     ends = [
-        find_largest(lambda load, at=factor: not explain_violation(at, load), workload.rate)
+        find_largest(partial(is_within_slos, factor), workload.rate)
         for factor in (1 / slow, 1.0, slow)
     ]
     rows = _build_ramp_rows(

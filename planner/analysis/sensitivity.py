@@ -216,7 +216,9 @@ def build_decision_table(
         untuned = answer(reset_tuning(scenario, own))
         default, usd = untuned.chosen, best.usd_per_hour
         untuned_usd = default and default.usd_per_hour
-        if default and _get_price(default) == _get_price(best):
+        if default and (default.usd_per_hour, default.prediction.num_gpus_billed) == (
+            usd, best.prediction.num_gpus_billed,
+        ):  # fmt: skip
             left_out.append(f"{scenario.name} (costs the same with no knob turned)")
             continue
         prompt, output = scenario.workload.prompt.mean, scenario.workload.output.mean
@@ -234,10 +236,6 @@ def build_decision_table(
     table = pd.DataFrame(rows)
     table.attrs["left_out"] = "; ".join(left_out)
     return table
-
-
-def _get_price(candidate: Candidate) -> tuple[float | None, int]:
-    return candidate.usd_per_hour, candidate.prediction.num_gpus_billed
 
 
 def _describe_untuned(plan: Plan) -> str:

@@ -177,7 +177,10 @@ class Cockpit(anywidget.AnyWidget):
             "report": lambda: self._run_guarded("save", lambda: self.make_report(content["name"])),
             "pin": lambda: self._run_guarded("compare", self.pin),
             "unpin": self.unpin,
-            "retry": self.retry,
+            # the same question again, after a simulation that failed
+            "retry": lambda: self._run_guarded(
+                "start", lambda: self._ask(self.fields, self.scenario)
+            ),
         }
         try:
             actions[content["do"]]()
@@ -264,10 +267,6 @@ class Cockpit(anywidget.AnyWidget):
             self._run_guarded(
                 "start", lambda: self._ask(fields, parse_scenario(fields, self.scenario.name))
             )
-
-    def retry(self) -> None:
-        """Ask the same question again, after a simulation that failed."""
-        self._run_guarded("start", lambda: self._ask(self.fields, self.scenario))
 
     def _ask(self, fields: scenario_form.ScenarioFields, scenario: Scenario) -> None:
         """Show the scenario's controls and its estimate, and start the simulation."""
@@ -418,16 +417,12 @@ class Cockpit(anywidget.AnyWidget):
             changes.pop("at_most")
         return changes
 
-    def stop(self) -> None:
-        """Stop simulating."""
+    def close(self) -> None:
+        """Stop simulating, and remove the widget from the page."""
         self._asked = None
         if self._timer:
             self._timer.cancel()
         self._searches.shutdown(wait=False, cancel_futures=True)
-
-    def close(self) -> None:
-        """Stop simulating, and remove the widget from the page."""
-        self.stop()
         super().close()
 
     def wait_for_estimate(self) -> None:

@@ -8,15 +8,13 @@ _BY_MODULE: Mapping[str, str] = {
         "describe_prefix_reuse get_slo_column "
         "select_telling_loads split_workload sweep_concurrency sweep_prefix_reuse"
     ),
-    "analysis.disaggregation_tables": (
-        "compare_pools describe_kv_transfer describe_pools find_best_pools sweep_kv_links "
-        "sweep_pool_sizes"
-    ),
     "analysis.layout_tables": (
         "build_bubble_table build_candidate_frame build_collectives_table "
-        "build_replica_table build_slo_table describe_layout_rules estimate_max_rps "
-        "explain_unified_deployment group_by_replica_shape list_layout_candidates "
-        "list_pareto_fronts list_shortlist select_comparable select_fewest_replicas"
+        "build_replica_table build_slo_table compare_pools describe_kv_transfer "
+        "describe_layout_rules describe_pools estimate_max_rps explain_unified_deployment "
+        "find_best_pools group_by_replica_shape list_layout_candidates "
+        "list_pareto_fronts list_shortlist select_comparable select_fewest_replicas "
+        "sweep_kv_links sweep_pool_sizes"
     ),
     "analysis.load_ramp": "run_load_ramp",
     "analysis.memory_sweeps": (

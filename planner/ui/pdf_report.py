@@ -244,7 +244,12 @@ def _typeset_notebooks(
         executed = execute_notebooks(notebooks, values, work) if notebooks else []
         if isinstance(title, Answer):
             memo = _read_memo(executed, title)
-            title = {**_write_memo(memo, work), "appendix": bool(executed)}
+            if memo["chart"]:
+                (work / "memo-chart.pdf").write_bytes(convert_svg_to_pdf(memo["chart"]))
+            shown = {**memo, "chart": "memo-chart.pdf" if memo["chart"] else ""}
+            (work / "memo.json").write_text(json.dumps(shown), encoding="utf-8")
+            made = f"Headroom {memo['version']} · {memo['name']} · {memo['date']}"
+            title = {"memo": True, "name": memo["name"], "made": made, "appendix": bool(executed)}
         else:
             (work / "memo.json").write_text("{}")
         (work / "title.json").write_text(json.dumps(title))
@@ -262,16 +267,6 @@ def _read_memo(notebooks: Sequence[Path], answer: Answer) -> Mapping[str, Any]:
                 if memo := output.get("data", {}).get(MEMO_MIME_TYPE):
                     return dict(memo)
     return build_memo(answer).to_json()
-
-
-def _write_memo(memo: Mapping[str, Any], work: Path) -> dict[str, Any]:
-    """Write the memo's facts and its chart to the folder `work`; return the page's title."""
-    if memo["chart"]:
-        (work / "memo-chart.pdf").write_bytes(convert_svg_to_pdf(memo["chart"]))
-    shown = {**memo, "chart": "memo-chart.pdf" if memo["chart"] else ""}
-    (work / "memo.json").write_text(json.dumps(shown), encoding="utf-8")
-    made = f"Headroom {memo['version']} · {memo['name']} · {memo['date']}"
-    return {"memo": True, "name": memo["name"], "made": made}
 
 
 def _build_page(title: Mapping[str, str], facts: Sequence[Sequence[str]]) -> dict[str, Any]:

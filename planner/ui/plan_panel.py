@@ -53,7 +53,7 @@ from planner.core.number_format import (
 from planner.core.text import capitalize
 from planner.core.units import GIB
 from planner.planning.candidate import SAME_PRICE_SHARE
-from planner.planning.slo import LimitStatus, SloTarget, explain_implausible_limits
+from planner.planning.slo import LimitStatus, explain_implausible_limits
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
 from planner.ui.charts.summary import plot_day
@@ -215,8 +215,11 @@ def _write_sentences(answer: Answer, best: Offer) -> list[str]:
         return [closest, *([f"{capitalize(hint)}."] if hint else [])]
     tightest, safer = best.tightest, ""
     tight = ""
-    if tightest and tightest.target:
-        tight = f"Closest to its limit: {_describe_value(tightest.target, best)}."
+    if tightest and (target := tightest.target) and (performance := best.performance):
+        value = performance.get_for_display(target.metric, target.percentile)
+        shown = format_seconds_range(value, target.seconds, EN_DASH)
+        name, limit = METRIC_NAMES[target.metric].lower(), format_limit_seconds(target.seconds)
+        tight = f"Closest to its limit: {name} {shown} at {target.percentile}, limit {limit}."
     if answer.verdict == "at_risk" and answer.safer:
         month, _ = _format_price(answer.safer)
         price = f", {month} {_describe_period(answer)}" if month else ""
@@ -251,16 +254,6 @@ def _state_probability(answer: Answer, best: Offer) -> str:
     if hours := best.run_hours:
         text += f" Done in {format_number(hours.mid, 2)} hours ({format_ends(hours, EN_DASH)})."
     return text
-
-
-def _describe_value(target: SloTarget, offer: Offer) -> str:
-    """Describe one target's prediction, range and limit."""
-    performance = offer.performance
-    assert performance is not None
-    value = performance.get_for_display(target.metric, target.percentile)
-    shown = format_seconds_range(value, target.seconds, EN_DASH)
-    limit = format_limit_seconds(target.seconds)
-    return f"{METRIC_NAMES[target.metric].lower()} {shown} at {target.percentile}, limit {limit}"
 
 
 def _build_targets(answer: Answer, best: Offer) -> Iterator[Page]:
@@ -480,50 +473,36 @@ def draw_charts(
     answer: Answer, latency: LatencyCurve | None, costs: CostCurve | None, width: int
 ) -> Page:
     """Draw the charts of an answer at `width` px: a latency and the cost over the load."""
-    is_drawn = answer.best is not None and not answer.best.is_overloaded
-    return {
-        "latency": _draw_latency(latency, width) if latency else None,
-        "cost": _draw_cost(costs, width) if costs and answer.chosen else None,
-        "day": _draw_day(answer) if is_drawn and not answer.is_estimate else None,
-    }
-
-
-def _draw_latency(curve: LatencyCurve, width: int) -> Page:
-    """Draw a latency over the load, through the plan's own point."""
-    target = curve.target
-    chart = charts_cockpit.plot_latency_over_load(
-        curve.points, curve.here, target.seconds * 1e3, curve.own * 1e3, width
-    )
-    name = f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}), {target.percentile}"
-    return {
-        "title": f"{name}, against load",
-        "key": f"{target.metric} {target.percentile}",
-        "svg": charts.render_svg(chart),
-        "note": f"{curve.axis}. Band: 80% interval. The curve is analytical, scaled to the plan's own figure.",
-    }
-
-
-def _draw_cost(curve: CostCurve, width: int) -> Page:
-    """Draw the least cost of other loads."""
-    chart = charts_cockpit.plot_cost_over_load(
-        curve.unit, curve.points, curve.here, curve.own, width
-    )
-    unit = "$ per hour" if curve.unit.startswith("USD") else "GPUs"
-    return {
-        "title": "Cost against load",
-        "svg": charts.render_svg(chart),
-        "note": f"{curve.axis}; {unit} of the cheapest plan, analytical.",
-    }
-
-
-def _draw_day(answer: Answer) -> Page | None:
-    """Draw the replicas by hour, with what the day costs; None without a daily profile."""
-    day, billing = answer.day, answer.billing
-    if day is None or billing is None:
-        return None
-    costs = "; ".join(f"{way} {format_usd(usd)} a day" for way, usd in billing.usd.items())
-    return {
-        "title": "Replicas over the day",
-        "svg": charts.render_svg(plot_day(day)),
-        "note": f"{day}; {day.verdict}. {costs or 'No price is known'}.",
-    }
+    page: Page = {"latency": None, "cost": None, "day": None}
+    if latency:  # through the plan's own point
+        target = latency.target
+        chart = charts_cockpit.plot_latency_over_load(
+            latency.points, latency.here, target.seconds * 1e3, latency.own * 1e3, width
+        )
+        name = f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}), {target.percentile}"
+        page["latency"] = {
+            "title": f"{name}, against load",
+            "key": f"{target.metric} {target.percentile}",
+            "svg": charts.render_svg(chart),
+            "note": f"{latency.axis}. Band: 80% interval. The curve is analytical, scaled to the plan's"
+            " own figure.",
+        }
+    if costs and answer.chosen:
+        chart = charts_cockpit.plot_cost_over_load(
+            costs.unit, costs.points, costs.here, costs.own, width
+        )
+        unit = "$ per hour" if costs.unit.startswith("USD") else "GPUs"
+        page["cost"] = {
+            "title": "Cost against load",
+            "svg": charts.render_svg(chart),
+            "note": f"{costs.axis}; {unit} of the cheapest plan, analytical.",
+        }
+    best, day, billing = answer.best, answer.day, answer.billing
+    if best and not best.is_overloaded and not answer.is_estimate and day and billing:
+        paid = "; ".join(f"{way} {format_usd(usd)} a day" for way, usd in billing.usd.items())
+        page["day"] = {
+            "title": "Replicas over the day",
+            "svg": charts.render_svg(plot_day(day)),
+            "note": f"{day}; {day.verdict}. {paid or 'No price is known'}.",
+        }
+    return page

@@ -59,7 +59,6 @@ from planner.tools.fleet.tables import format_fleet_plan
 from planner.tools.lint.report import lint
 from planner.tools.sweep_points import read_sweep
 from planner.ui import cli
-from planner.ui.commands.diagnostics import explain_log
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import AZURE_COLUMNS, MOONCAKE_FIELDS, PLAIN_COLUMNS, read_trace
 from planner.workload.workload import Workload
@@ -588,7 +587,7 @@ def secrets(rng: random.Random, folder: Path) -> Any:
     path = str(_whole(folder / kind, text))
     gpu = rng.choice((None, None, "H100", _plant(rng, FORMS)))
     if kind == "serve.log":
-        explanation = rng.choice((lambda: diagnose(log=path), lambda: explain_log(path, gpu)))
+        explanation = rng.choice((lambda: diagnose(log=path), lambda: explain_log_file(path, gpu)))
         return str(explanation())
     if kind == "rows.csv":
         with open(path, newline="", encoding="utf-8", errors="replace") as file:

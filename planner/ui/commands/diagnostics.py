@@ -4,7 +4,6 @@ import argparse
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import (
@@ -26,51 +25,27 @@ from planner.ui.commands.options import (
     watch_command,
 )
 
-if TYPE_CHECKING:
-    from planner.engines.deployment import Deployment
-    from planner.planning.scenario import Scenario
-    from planner.tools.diagnostics.log_comparison import LogExplanation
-
-
-def explain_log(
-    log: str | Path,
-    gpu: str | None = None,
-    *,
-    scenario: str | None = None,
-    command: str | None = None,
-    model: str | None = None,
-) -> "LogExplanation":
-    """Compare the log in a file with its plan; see `explain_log_file`.
-
-    `command` is the command line or file that started it, on `gpu`. Raises `PlannerError` if it
-    comes without a GPU or with a scenario.
-    """
-    from planner.planning.scenario import load_scenario
-    from planner.tools.diagnostics.log_comparison import explain_log_file
-    from planner.tools.lint.report import read_launched_deployment
-
-    planned: Deployment | Scenario | None = None
-    if command:
-        if scenario or not gpu:
-            raise PlannerError("--command goes with --gpu NAME, and without --scenario")
-        planned = read_launched_deployment(command, gpu)
-    elif scenario:
-        planned = load_scenario(scenario)
-    return explain_log_file(log, gpu, planned, model)
-
 
 @watch_command
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
+    from planner.planning.scenario import load_scenario
+    from planner.tools.diagnostics.log_comparison import explain_log_file
     from planner.tools.diagnostics.startup_errors import FailedStartError
+    from planner.tools.lint.report import read_launched_deployment
 
+    if options.launched and (options.scenario or not options.gpu):
+        raise PlannerError("--command goes with --gpu NAME, and without --scenario")
     try:
-        explanation = explain_log(
+        explanation = explain_log_file(
             options.log,
             options.gpu,
-            scenario=options.scenario,
-            command=options.launched,
-            model=options.model,
+            read_launched_deployment(options.launched, options.gpu)
+            if options.launched
+            else load_scenario(options.scenario)
+            if options.scenario
+            else None,
+            options.model,
         )
     except FailedStartError as error:
         print(format_json({"failure": error.lines}) if options.json else "\n".join(error.lines))
