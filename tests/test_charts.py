@@ -18,6 +18,7 @@ from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.search import Plan
 from planner.ui.charts import base as charts
+from planner.ui.charts import latency as charts_latency
 from planner.ui.charts import layout as charts_layout
 from planner.ui.charts import summary as charts_summary
 

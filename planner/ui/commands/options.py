@@ -70,11 +70,6 @@ SECONDS = declare(
 )
 
 
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add --force."""
-    parser.add_argument(*FORCE[0], **FORCE[1])
-
-
 def make_command(
     name: str, run: Callable[[argparse.Namespace], int | None], *, arguments: Sequence[Argument],
     notes: Mapping[str, str] | None = None, extra: str = "",

@@ -2,21 +2,18 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import check_not_overwriting, check_replaceable
 from planner.core.text import format_count
 from planner.ui.commands.options import (
-    add_force,
+    FORCE,
+    declare,
+    make_command,
     parse_count,
     print_message,
     watch_command,
 )
-
-if TYPE_CHECKING:
-    from planner.ui.commands.options import Subparsers
-
 
 CHART_MARK = "<!-- drawn by headroom"
 
@@ -39,61 +36,6 @@ class ColumnHelpFormatter(argparse.HelpFormatter):
         return "\n".join(
             ["columns, by what their cells hold; an empty cell leaves it open:", *lines]
         )
-
-
-def add_predict(commands: "Subparsers") -> None:
-    """Declare `headroom predict`."""
-    parser = commands.add_parser(
-        "predict",
-        help="answer many deployments, one per CSV row, or thousands of what-ifs of a scenario",
-        formatter_class=ColumnHelpFormatter,
-        epilog="columns",
-    )
-    parser.add_argument(
-        "points",
-        type=Path,
-        metavar="POINTS",
-        help="CSV of deployments, or YAML with a scenario and a grid or sample of its fields, as "
-        "`headroom init --kind sweep` writes it. Required columns: model, gpu. For latencies: isl "
-        "and osl (mean tokens of prompt and answer) with request_rate or concurrency. All columns "
-        "stand below",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="TABLE",
-        help="file to write, CSV or .parquet, one row per point",
-    )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="your own step costs, as `headroom calibrate --out` writes them",
-    )
-    parser.add_argument(
-        "--store",
-        type=Path,
-        metavar="FILE",
-        help="file that keeps answers, which no run computes again (default: one per user)",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on where a run was interrupted, as every run does"
-    )
-    parser.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="address of a running Dask scheduler, such as tcp://10.0.0.1:8786 (default: none, run "
-        "on this machine)",
-    )
-    parser.add_argument(
-        "--workers",
-        type=parse_count,
-        metavar="N",
-        help="number of processes on this machine (default: one, and after seconds one per core)",
-    )
-    add_force(parser)
-    parser.set_defaults(run=run_predict)
 
 
 @watch_command
@@ -143,3 +85,60 @@ def run_predict(options: argparse.Namespace) -> int:
         total = format_count(len(rows), "point")
         print_message(f"{len(failed):,} of {total} failed, the first: {failed[0]}")
     return int(bool(failed))
+
+
+add_predict = make_command(
+    "predict",
+    run_predict,
+    help="answer many deployments, one per CSV row, or thousands of what-ifs of a scenario",
+    formatter_class=ColumnHelpFormatter,
+    epilog="columns",
+    arguments=[
+        declare(
+            "points",
+            type=Path,
+            metavar="POINTS",
+            help="CSV of deployments, or YAML with a scenario and a grid or sample of its fields, as "
+            "`headroom init --kind sweep` writes it. Required columns: model, gpu. For latencies: isl "
+            "and osl (mean tokens of prompt and answer) with request_rate or concurrency. All columns "
+            "stand below",
+        ),
+        declare(
+            "--out",
+            type=Path,
+            required=True,
+            metavar="TABLE",
+            help="file to write, CSV or .parquet, one row per point",
+        ),
+        declare(
+            "--calibration",
+            type=Path,
+            metavar="FILE",
+            help="your own step costs, as `headroom calibrate --out` writes them",
+        ),
+        declare(
+            "--store",
+            type=Path,
+            metavar="FILE",
+            help="file that keeps answers, which no run computes again (default: one per user)",
+        ),
+        declare(
+            "--resume",
+            action="store_true",
+            help="go on where a run was interrupted, as every run does",
+        ),
+        declare(
+            "--scheduler",
+            metavar="ADDRESS",
+            help="address of a running Dask scheduler, such as tcp://10.0.0.1:8786 (default: none, run "
+            "on this machine)",
+        ),
+        declare(
+            "--workers",
+            type=parse_count,
+            metavar="N",
+            help="number of processes on this machine (default: one, and after seconds one per core)",
+        ),
+        FORCE,
+    ],
+)
