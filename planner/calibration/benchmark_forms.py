@@ -137,17 +137,6 @@ def convert_to_vllm_runs(data: object, location: str) -> list[object]:
         ) from None
 
 
-def _convert_sglang(data: Mapping[str, Any]) -> Fields:
-    return {
-        **data,
-        **{
-            f"{statistic}_e2el_ms": data[key]
-            for statistic in (*STATISTICS, "median")
-            if (key := f"{statistic}_e2e_latency_ms") in data
-        },
-    }
-
-
 def _convert_guidellm(run: Mapping[str, Any]) -> Fields:
     """Convert a benchmark of GuideLLM.
 
@@ -243,7 +232,9 @@ def _convert_inference_perf(data: Mapping[str, Any]) -> Fields:
 
 
 _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Fields]] = {
-    "mean_e2e_latency_ms": _convert_sglang,
+    "mean_e2e_latency_ms": lambda data: {
+        key.replace("_e2e_latency_ms", "_e2el_ms"): value for key, value in data.items()
+    },
     "request_latency": _convert_aiperf,
     "successes": _convert_inference_perf,
 }

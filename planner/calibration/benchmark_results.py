@@ -325,10 +325,14 @@ def _read_table(
                 raise PlannerError(
                     f"one GPU and engine at a time, got {text}: say with --scenario which"
                 )
-            if reason := (
-                f"of {pair[0]} under {pair[1]}" if pair != expected else _explain_unfittable(cells)
+            if pair != expected:
+                omitted[f"of {pair[0]} under {pair[1]}"] += 1
+            elif cells.get("mode", "agg") != "agg" or any(
+                f"prefill_{size}" in cells for size in POOL_SIZE_COLUMNS
             ):
-                omitted[reason] += 1
+                omitted["of disaggregated serving"] += 1
+            elif "speculative_method" in cells:
+                omitted[f"with speculative decoding, {SPECULATION_REASON}"] += 1
             else:
                 points.append(_parse_benchmark_point(where, cells, path.parent, notes))
     sentences = [
@@ -338,15 +342,6 @@ def _read_table(
         listed = ", ".join(f"{count} {reason}" for reason, count in omitted.most_common())
         sentences.append(f"{path.name}: rows left out: {listed}")
     return points, sentences
-
-
-def _explain_unfittable(row: Mapping[str, str]) -> str:
-    """Explain why step costs cannot be fitted to a row; empty if they can."""
-    if row.get("mode", "agg") != "agg" or any(
-        f"prefill_{size}" in row for size in POOL_SIZE_COLUMNS
-    ):
-        return "of disaggregated serving"
-    return f"with speculative decoding, {SPECULATION_REASON}" if "speculative_method" in row else ""
 
 
 def _convert_inferencex_row(row: Mapping[str, str]) -> dict[str, str]:

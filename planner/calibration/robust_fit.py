@@ -102,9 +102,6 @@ def fit_student_t(
     """
     num_values, compute_slopes = len(prior_sigma), remember_last(compute_slopes)
 
-    def compute_residuals(scaled: np.ndarray) -> np.ndarray:
-        return np.concatenate([compute_errors(scaled * prior_sigma) / error_scale, scaled])
-
     def compute_jacobian(scaled: np.ndarray) -> np.ndarray | csr_array:
         slopes = compute_slopes(scaled * prior_sigma)
         weights = np.full(slopes.shape[0], 1 / error_scale)
@@ -125,7 +122,8 @@ def fit_student_t(
         return rho
 
     result = least_squares(
-        compute_residuals, np.zeros_like(prior_sigma) if start is None else start / prior_sigma,
+        lambda x: np.concatenate([compute_errors(x * prior_sigma) / error_scale, x]),
+        np.zeros_like(prior_sigma) if start is None else start / prior_sigma,
         compute_jacobian, loss=compute_rho, ftol=tolerance, xtol=tolerance,
         x_scale=np.sqrt(num_values), max_nfev=max_evaluations,
     )  # fmt: skip

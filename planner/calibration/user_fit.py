@@ -188,8 +188,11 @@ class CalibrationFit:
         for name in sorted(changes, key=lambda name: -abs(changes[name])):
             if abs(np.expm1(changes[name])) > MIN_REPORTED_CHANGE:
                 old, new = (
-                    _format_coefficient(name, getattr(c, name)) for c in (before, self.after)
-                )
+                    (f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us")
+                    if name.endswith("_s")
+                    else f"{value:.3g}" if name == "token_passes" else f"{value:.0%}"
+                    for value in (getattr(c, name) for c in (before, self.after))
+                )  # fmt: skip
                 lines.append(f"{COEFFICIENT_PRIORS[name]['says'].format(new)}, before {old}")
         return lines
 
@@ -233,13 +236,6 @@ class CalibrationFit:
             else ["no coefficient changed"]
         )
         return "\n".join(lines)
-
-
-def _format_coefficient(name: str, value: float) -> str:
-    """Format a coefficient: seconds if its name ends in _s, a plain number, or a percentage."""
-    if name.endswith("_s"):
-        return f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us"
-    return f"{value:.3g}" if name == "token_passes" else f"{value:.0%}"
 
 
 def predict_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:

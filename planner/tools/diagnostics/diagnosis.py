@@ -240,7 +240,9 @@ def diagnose(
             not_judged = str(error)
     text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
     errors, lines = tuple(find_startup_errors(text)), read_stat_lines(text)
-    engine = lines.engine if lines else detect_logged_engine(text)
+    counts = {name: len(re.findall(words, text)) for name, words in _ENGINE_WORDS.items()}
+    named_most = max(counts, key=lambda name: counts[name])
+    engine = lines.engine if lines else named_most if counts[named_most] else ""
     if log is not None and case is None and not (errors or not_judged):
         not_judged = f"{Path(log).name}: {gap}" if (gap := _find_gap(text, lines, engine)) else ""
     return Diagnosis(case, planned, errors, lines, not_judged, engine or "vllm")
@@ -257,10 +259,3 @@ def _find_gap(text: str, lines: StatLines | None, engine: str) -> str:
     if not engine:
         return "it has no line that vLLM, SGLang or TensorRT-LLM is known to write"
     return "it has neither the end of a start nor periodic lines"
-
-
-def detect_logged_engine(text: str) -> str:
-    """Return the engine that a log names most often; empty if it names none."""
-    counts = {engine: len(re.findall(words, text)) for engine, words in _ENGINE_WORDS.items()}
-    best = max(counts, key=lambda engine: counts[engine])
-    return best if counts[best] else ""

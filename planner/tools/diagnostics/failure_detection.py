@@ -211,17 +211,6 @@ class DiagnosisCase:
         return [reading for reading in self.slo_readings if reading.status == "violated"]
 
     @property
-    def plan_could_serve_traffic(self) -> bool:
-        """Whether the planned replica meets every SLO under the measured traffic."""
-        simulated, targets = self.simulated, self.planned.targets if self.planned else ()
-        if simulated is None or simulated.saturated or not targets:
-            return False
-        return all(
-            simulated.get(target.metric, target.percentile).mid <= target.seconds
-            for target in targets
-        )
-
-    @property
     def is_queueing(self) -> bool:
         """Whether requests wait for a large part of their TTFT, and longer than its SLO allows."""
         targets = self.planned.targets if self.planned else ()
@@ -259,19 +248,6 @@ class DiagnosisCase:
         )
         return ttft - queue - prefill - planned_s
 
-    @property
-    def decode_only_step_s(self) -> float | None:
-        """Planned seconds of a step that decodes the mean running requests and prefills nothing."""
-        if self.planned is None or self.measured_workload is None or not self.knows_in_flight:
-            return None
-        step = build_step_model(self.planned.deployment, self.measured_workload)
-        return float(
-            step.estimate_decode_step_s(
-                max(self.mean_running / self.planned.deployment.layout.dp, 1.0),
-                self.measured_workload.mean_decode_context,
-            )
-        )
-
 
 def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
     """Return every failure mode that has evidence, the likeliest cause first."""
@@ -280,7 +256,11 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
         for finding in detect(case):
             evidence[finding.mode] = evidence.get(finding.mode, ()) + finding.evidence
     findings = [DiagnosisFinding(mode, sentences) for mode, sentences in evidence.items()]
-    if case.plan_could_serve_traffic:
+    targets, simulated = case.planned.targets if case.planned else (), case.simulated
+    meets_slos = targets and simulated and not simulated.saturated and all(
+        simulated.get(target.metric, target.percentile).mid <= target.seconds for target in targets
+    )  # fmt: skip
+    if meets_slos:
         findings.sort(key=lambda finding: finding.mode in LOAD_DEPENDENT_MODES)
     sentences = tuple(f"target {reading}" for reading in case.violated_slos)
     return findings or [DiagnosisFinding("broken_promise", sentences)] * bool(sentences)
@@ -511,15 +491,21 @@ def explain_blocked_queue(case: DiagnosisCase) -> str:
 def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Find a violated ITL or TPOT because prefills of other requests delay the answers."""
     gap = case.measured.get_mean("itl") or case.measured.get_mean("tpot")
-    alone = case.decode_only_step_s
     late = [slo.target for slo in case.violated_slos if slo.target.metric in ("itl", "tpot")]
+    planned, workload = case.planned, case.measured_workload
     if (
         gap is None
-        or alone is None
+        or planned is None
+        or workload is None
+        or not case.knows_in_flight
         or case.is_queueing
         or (case.measured.preemptions or 0.0) > MIN_PREEMPTIONS_PER_REQUEST
     ):
         return
+    # seconds of a step that decodes the mean running requests and prefills nothing
+    alone = build_step_model(planned.deployment, workload).estimate_decode_step_s(
+        max(case.mean_running / planned.deployment.layout.dp, 1.0), workload.mean_decode_context
+    )
     if gap > PREFILL_STALL_FACTOR * alone and late:
         sentence = f"gaps take {gap * 1e3:.1f} ms, steps that only decode {alone * 1e3:.1f} ms"
         missed = (f"target {target}" for target in late)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -75,7 +76,15 @@ NOTABLE_RATIO = 0.1
 LAYOUT_NAMES = ("tp", "pp", "dp", "dcp")
 CHECK_COLUMNS = (
     Column("quantity", lambda row: row.title, "<44"),
-    Column("predicted, 80% interval", lambda row: _format_predicted(row), "<30"),
+    Column(
+        "predicted, 80% interval",
+        lambda row: ", ".join(
+            f"{'limit ' * (value is row.limit)}{row.format_value(value)}"
+            for value in (row.expected, row.limit)
+            if value is not None
+        ),
+        "<30",
+    ),
     Column("measured", lambda row: row.format_value(row.measured), ">9"),
     Column("ratio", lambda row: "" if math.isnan(row.ratio) else f"{row.ratio:.2f}", ">7"),
     Column("", lambda row: f"  {row.status}"),
@@ -147,7 +156,9 @@ class LaunchCheck:
     @cached_property
     def checks(self) -> tuple[ComparisonRow, ...]:
         """All compared quantities: memory, caches, and each benchmark."""
-        return (*self._list_memory_checks(), *self._list_cache_checks(), *self._list_load_checks())
+        each = (one.list_checks(self.planned, self.planned.rate) for one in self.benchmarks)
+        loads = chain.from_iterable(each) if self.benchmarks else self._list_live_checks()
+        return (*self._list_memory_checks(), *self._list_cache_checks(), *loads)
 
     @property
     def verdict(self) -> ComparisonStatus:
@@ -173,7 +184,12 @@ class LaunchCheck:
         settings = {
             name: value
             for name, value in logged.items()
-            if name in planned and planned[name] is not None and not _equals(planned[name], value)
+            if (ours := planned.get(name)) is not None
+            and not (
+                math.isclose(ours, value, rel_tol=1e-3)
+                if isinstance(ours, float) and isinstance(value, float | int)
+                else str(ours) == str(value)
+            )
         }
         if "max_num_seqs" not in logged and (slots := self._infer_slots()):
             settings["max_num_seqs"] = slots
@@ -257,12 +273,6 @@ class LaunchCheck:
             return sum(load.num_requests * load.mean_cached_tokens for load in loads) / prompts
         workload = self.planned.workload
         return workload.cache_hit_fraction if workload else 0.0
-
-    def _list_load_checks(self) -> Iterator[ComparisonRow]:
-        for each in self.benchmarks:
-            yield from each.list_checks(self.planned, self.planned.rate)
-        if not self.benchmarks:
-            yield from self._list_live_checks()
 
     @cached_property
     def live(self) -> DiagnosisCase | None:
@@ -528,18 +538,6 @@ class LaunchCheck:
             "consequences": list(self.consequences),
             "remarks": list(self.remarks),
         }
-
-
-def _format_predicted(row: ComparisonRow) -> str:
-    limit = "" if row.limit is None else f"limit {row.format_value(row.limit)}"
-    return ", ".join(filter(None, (row.format_value(row.expected), limit)))
-
-
-def _equals(planned: object, logged: object) -> bool:
-    """Return whether a logged argument is the planned one, as far as both can be compared."""
-    if isinstance(planned, float) and isinstance(logged, float | int):
-        return math.isclose(planned, logged, rel_tol=1e-3)
-    return str(planned) == str(logged)
 
 
 _TIMESTAMP = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")

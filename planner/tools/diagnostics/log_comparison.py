@@ -81,17 +81,18 @@ def _get_unit_size(term: str) -> float:
     return 1 if term in COUNT_FIGURES else GIB
 
 
-def _describe_deviation(row: ComparisonRow) -> str:
-    return "   as planned" if row.status == "PASS" else f"   off by {row.difference_text}"
-
-
 LOG_COLUMNS = (
     Column("figure", lambda row: row.name, "<22"),
     Column(
         "planned, 80% interval", lambda row: f"{row.format_value(row.expected)} {row.unit}", "<42"
     ),
     Column("logged", lambda row: row.format_value(row.measured), ">12"),
-    Column("", _describe_deviation),
+    Column(
+        "",
+        lambda row: (
+            f"   {'as planned' if row.status == 'PASS' else f'off by {row.difference_text}'}"
+        ),
+    ),
 )
 
 
@@ -121,12 +122,12 @@ class LogExplanation:
             and line.status == "FAIL"
             and not (self.inferred and line.term == "unexplained")
         ]
-        if (
-            not wrong
-            and (layout := _compare_cache_layout(self.log.figures, self.plan))
-            and abs(layout.difference) > 0.015 * layout.value
-        ):
-            return self.get_line(layout.term)
+        figures, layout = self.log.figures, self.plan.layout
+        is_stated = {"kv_available", "kv_tokens"} <= {*figures}
+        if not wrong and is_stated and not layout.stage_bytes_per_block[1:]:
+            tokens = layout.build_pool([figures["kv_available"]]).reported_tokens
+            if abs(figures["kv_tokens"] - tokens) > 0.015 * figures["kv_tokens"]:
+                return self.get_line("kv_tokens")
         return max(wrong, key=lambda line: abs(line.difference), default=None)
 
     @property
@@ -482,6 +483,7 @@ def _resolve_logged_model(
 
 def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
     """Compare the figures of log and plan, in the order in which the engine subtracts them."""
+    reserved = memory.deployment.engine.facts.null_block_reserved
     graphs = "cudagraph_estimate" if "cudagraph" in memory.budgeted_terms else "cudagraph_actual"
     planned = {
         "requested": Interval.from_value(memory.budget_bytes), "weights": memory.weights,
@@ -494,7 +496,12 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
         "kv_needed": Interval.from_value(
             memory.layout.max_blocks_per_request * memory.pool.bytes_per_block
         ),
-        "longest": _find_longest_interval(memory),
+        "longest": Interval(*(
+            memory.layout.compute_max_model_len(
+                max(0, int(max(0.0, size) // memory.pool.bytes_per_block) - reserved)
+            )
+            for size in (memory.kv_available.lo, memory.kv_available.mid, memory.kv_available.hi)
+        )),
     }  # fmt: skip
     pool = (memory.kv_available.mid or 1.0, memory.kv_available.lo, memory.kv_available.hi)
     for name in ("num_blocks", "kv_tokens"):
@@ -509,21 +516,6 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
     if (rest := _compare_unexplained_memory(log.figures, memory, graphs)) is not None:
         lines.insert([line.term for line in lines].index("kv_available"), rest)
     return LogExplanation(log, memory, tuple(lines))
-
-
-def _find_longest_interval(memory: MemoryPlan) -> Interval:
-    """Find the longest request that the KV cache holds, whatever the model was made for."""
-    lo, mid, hi = (
-        memory.layout.compute_max_model_len(
-            max(
-                0,
-                int(max(0.0, size) // memory.pool.bytes_per_block)
-                - memory.deployment.engine.facts.null_block_reserved,
-            )
-        )
-        for size in (memory.kv_available.lo, memory.kv_available.mid, memory.kv_available.hi)
-    )
-    return Interval(lo, mid, hi)
 
 
 def _compare_unexplained_memory(
@@ -547,16 +539,6 @@ def _compare_unexplained_memory(
             missing = missing + getattr(memory, "cudagraph" if name == graphs else name)
     return _compare_figure(
         "unexplained", missing, figures.get("requested", memory.budget_bytes) - used
-    )
-
-
-def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> ComparisonRow | None:
-    """Compare the tokens of the planned layout in the logged KV cache with those logged."""
-    if not {"kv_available", "kv_tokens"} <= set(figures) or memory.layout.stage_bytes_per_block[1:]:
-        return None
-    pool = memory.layout.build_pool([figures["kv_available"]])
-    return _compare_figure(
-        "kv_tokens", Interval.from_value(pool.reported_tokens), figures["kv_tokens"]
     )
 
 

@@ -333,7 +333,9 @@ def measure_replica(
             f"{after.where}: no request was answered in this time and none is in flight, so there is"
             " nothing to judge: save the pages under load"
         )
-    seconds = seconds or _find_elapsed_seconds(before, after)
+    started = before.taken_at_s if before else after.sum_series("process_start_time_seconds")
+    if not seconds and started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S:
+        seconds = after.taken_at_s - started
     totals = [sum(filter(None, counts)) for counts in in_flight]
     cpu = compute_growth("process_cpu_seconds_total")
     engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
@@ -359,7 +361,15 @@ def measure_replica(
         cpu=cpu / seconds if cpu is not None and seconds else None,
         since_start=before is None,
         most_running=max(page.sum_series(names.names["running"]) or 0.0 for page in used_pages),
-        pool=_read_pool_tokens(after, names.names.get("cache_config") or ""),
+        pool=min(
+            (
+                float(blocks) * float(size)
+                for labels, _ in after.samples.get(names.names.get("cache_config") or "", ())
+                if (blocks := labels.get("num_gpu_blocks", "")).isdecimal()
+                and (size := labels.get("block_size", "")).isdecimal()
+            ),
+            default=None,  # tokens of the smallest engine
+        ),
         num_idle_pages=sum(is_idle),
     )
 
@@ -376,40 +386,15 @@ def _select_earlier_page(
     answered = [page.sum_series(names.names.get("success")) or 0.0 for page in pages]
     # fewer answered requests on the later page: the server was restarted in between
     before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None
-    if len(pages) == 2 and before is None and not _restarted_between(after, pages[0]):
+    then, now = (page.sum_series("process_start_time_seconds") for page in (pages[0], after))
+    is_restarted = now is not None and then is not None and now > then
+    if len(pages) == 2 and before is None and not is_restarted:
         raise PlannerError(
             f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it"
             " had answered fewer requests; of a server started anew in between, give the later"
             " page alone"
         )
     return before
-
-
-def _find_elapsed_seconds(before: MetricsPage | None, after: MetricsPage) -> float | None:
-    """Find the time between two pages, or since the start; None if their times do not show it."""
-    started = (
-        after.sum_series("process_start_time_seconds") if before is None else before.taken_at_s
-    )
-    is_known = started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S
-    return after.taken_at_s - started if started and is_known else None
-
-
-def _restarted_between(after: MetricsPage, before: MetricsPage) -> bool:
-    """Return whether the server of `after` started later, by its own metric."""
-    now, then = (page.sum_series("process_start_time_seconds") for page in (after, before))
-    return now is not None and then is not None and now > then
-
-
-def _read_pool_tokens(page: MetricsPage, name: str) -> float | None:
-    """Return the tokens of the smallest engine by the labels of vLLM's `cache_config_info`."""
-    sizes = [
-        (labels.get("num_gpu_blocks", ""), labels.get("block_size", ""))
-        for labels, _ in page.samples.get(name, ())
-    ]
-    return min(
-        (float(n) * float(size) for n, size in sizes if n.isdecimal() and size.isdecimal()),
-        default=None,
-    )
 
 
 def _compute_mean(values: Iterable[float | None]) -> float | None:

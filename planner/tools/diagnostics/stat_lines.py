@@ -95,12 +95,6 @@ class StatLines:
         return f"its lines do not tell {' and '.join(untold)}" if self.lines and untold else ""
 
     @property
-    def is_stalled(self) -> bool:
-        """Whether nothing is computed in the last lines."""
-        last = self.lines[-MIN_STALLED_LINES:]
-        return len(last) == MIN_STALLED_LINES and all(line.tps == 0 for line in last)
-
-    @property
     def slowdown(self) -> str:
         """That as many requests are served with far fewer tokens a second than before; empty if not."""
         paced = [line for line in self.lines if line.tps]
@@ -129,7 +123,8 @@ class StatLines:
 
     def find_failure_modes(self) -> Iterator[DiagnosisFinding]:
         """Yield what is wrong: no progress, preemptions, a full KV cache, or too few slots."""
-        if self.is_stalled:
+        last = self.lines[-MIN_STALLED_LINES:]
+        if len(last) == MIN_STALLED_LINES and all(line.tps == 0 for line in last):
             count = f"in the last {MIN_STALLED_LINES} lines or more no token is computed"
             yield DiagnosisFinding("stalled", (str(self), count))
             return

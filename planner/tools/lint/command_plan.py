@@ -101,7 +101,11 @@ def plan_command(
     """
     memory, pool_argument = plan_command_memory(checked, gpu, version, other_tenants)
     deployment, capped_length = memory.deployment, None
-    if not memory.can_start and _starts_with_any_pool(deployment, pool_argument):
+    starts_with_any_pool = deployment.engine.name in _CAPPING_ENGINES or (
+        pool_argument == "num_gpu_blocks_override"
+        and deployment.engine.release < FIRST_RELEASE_THAT_CHECKS_BLOCKS
+    )
+    if not memory.can_start and starts_with_any_pool:
         deployment, memory, capped_length = _cap_length(memory, read_pool_option(checked))
     if workload:
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
@@ -218,15 +222,6 @@ def _shift_share(deployment: Deployment, share: float, num_bytes: float) -> Depl
     """Return the deployment with that many bytes more in its share of the memory."""
     return deployment.with_args(
         gpu_memory_utilization=share + num_bytes / deployment.gpu_total_bytes
-    )
-
-
-def _starts_with_any_pool(deployment: Deployment, pool_argument: str) -> bool:
-    """Return whether an engine starts although its KV cache is shorter than the context."""
-    engine = deployment.engine
-    is_unchecked = engine.release < FIRST_RELEASE_THAT_CHECKS_BLOCKS
-    return engine.name in _CAPPING_ENGINES or (
-        pool_argument == "num_gpu_blocks_override" and is_unchecked
     )
 
 

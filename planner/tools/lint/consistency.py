@@ -50,9 +50,15 @@ def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Itera
         layout = replace(layout, ep=layout.tp * layout.dp)
     if reason := explain_illegal_layout(model, layout, max(layout.tp, 1), engine):
         option = "--tensor-parallel-size"
-        yield _make_contradiction(
-            option, layout.tp, f"{name}: {reason}"[:300], _suggest_divisor(model, layout, option)
-        )
+        legal_sizes = [
+            tp
+            for tp in (1, 2, 4, 8, 16)
+            if not explain_illegal_layout(model, replace(layout, tp=tp, ep=1), tp)
+        ]
+        smaller = [tp for tp in legal_sizes if tp < layout.tp][-1:]
+        larger = [tp for tp in legal_sizes if tp > layout.tp][:1]
+        instead = " or ".join(f"{option} {tp}" for tp in smaller + larger)
+        yield _make_contradiction(option, layout.tp, f"{name}: {reason}"[:300], instead)
     yield from _check_format(checked, name, model)
     yield from _check_draft_pipeline(checked, layout, engine)
     offload = checked.argument_values.get("cpu_offload_gb")
@@ -215,16 +221,3 @@ def _check_draft_pipeline(
             yield _make_contradiction(
                 option, settings[0], reason, "no drafts, or tensor parallelism alone"
             )
-
-
-def _suggest_divisor(model: Model, layout: ParallelLayout, option: str) -> str:
-    """Suggest the next smaller and larger power of two that divides the attention heads."""
-    legal_sizes = [
-        tp
-        for tp in (1, 2, 4, 8, 16)
-        if not explain_illegal_layout(model, replace(layout, tp=tp, ep=1), tp)
-    ]
-    nearest = [tp for tp in legal_sizes if tp < layout.tp][-1:] + [
-        tp for tp in legal_sizes if tp > layout.tp
-    ][:1]
-    return " or ".join(f"{option} {tp}" for tp in nearest)

@@ -79,7 +79,17 @@ def _check_probe(
             deployment = deploy_on(_SMALLEST_MODEL, _FASTEST_GPU, engine_version=version)
         except PlannerError:
             return
-    is_downloaded = _is_downloaded_again(checked, setup)
+    places = [
+        str(checked.argument_values.get("download_dir") or ""),
+        *(checked.command.environment.get(name, "") for name in ("HF_HOME", "HF_HUB_CACHE")),
+        _DEFAULT_HUB_CACHE,
+    ]
+    is_kept = setup.volumes is None or any(
+        place.startswith(volume) or re.search("cache|hugging|model", volume.casefold())
+        for volume in setup.volumes
+        for place in places
+    )
+    is_downloaded = is_hub_name(get_served_name(checked)) and not is_kept
     slow = "internet" if is_downloaded else "network"
     stored, slowest = (estimate_startup(deployment, storage) for storage in ("nvme", slow))
     if stored is None or slowest is None or limit_s >= slowest.total.mid:
@@ -102,22 +112,6 @@ def _check_probe(
     )
     verdict: LintVerdict = "contradicts" if limit_s < stored.total.lo else "risky"
     yield _make_finding(setup.probe, f"{setup.probe}: {limit_s:.0f} s", verdict, why, advice)
-
-
-def _is_downloaded_again(checked: CheckedCommand, setup: ContainerSetup) -> bool:
-    """Return whether each start downloads the weights: a model of the Hub, and no volume for its cache."""
-    environment, name = checked.command.environment, get_served_name(checked)
-    places = [
-        str(checked.argument_values.get("download_dir") or ""),
-        *(environment.get(variable, "") for variable in ("HF_HOME", "HF_HUB_CACHE")),
-        _DEFAULT_HUB_CACHE,
-    ]
-    is_kept = any(
-        place.startswith(volume) or re.search("cache|hugging|model", volume.casefold())
-        for volume in setup.volumes or ()
-        for place in places
-    )
-    return is_hub_name(name) and setup.volumes is not None and not is_kept
 
 
 def _format_startup(startup: StartupTime) -> str:

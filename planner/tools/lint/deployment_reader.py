@@ -250,11 +250,14 @@ def read_draft_settings(
     engine: str, values: Mapping[str, Any]
 ) -> tuple[str, int, str | None] | None:
     """Return (planner's method, tokens, draft model) of speculative decoding, or None."""
-    config = values.get("speculative_config")
+    config, methods = values.get("speculative_config"), load_argument_names(engine).methods
     if engine == "vllm" and isinstance(config, Mapping):
         draft = config.get("model")
-        method = str(config.get("method") or _infer_draft_method(str(draft or "")))
-        return method, config.get("num_speculative_tokens", 1), str(draft) if draft else None
+        # what vLLM infers from a draft's name (0.20.2 config/speculative.py)
+        parts = {"eagle3": "eagle3", "eagle-": "eagle", "medusa": "medusa"}
+        named = (method for part, method in parts.items() if part in str(draft).lower())
+        method = config.get("method") or next(named, "draft_model" if draft else "ngram")
+        return str(method), config.get("num_speculative_tokens", 1), str(draft) if draft else None
     if engine == "vllm" and (draft := values.get("speculative_model")):  # before 0.8.5
         method = "ngram" if draft == "[ngram]" else "draft_model"
         return (
@@ -265,33 +268,14 @@ def read_draft_settings(
     if engine == "sglang" and (algorithm := values.get("speculative_algorithm")):
         tokens = values.get("speculative_num_draft_tokens", 4)
         tokens = max(tokens - 1, 1) if isinstance(tokens, int) else tokens
-        return (
-            _normalize_draft_method(engine, algorithm),
-            tokens,
-            values.get("speculative_draft_model_path"),
-        )
+        method = str(algorithm).lower()
+        return methods.get(method, method), tokens, values.get("speculative_draft_model_path")
     if engine == "trtllm" and isinstance(config, Mapping):
         tokens = config.get("max_draft_len") or config.get("num_nextn_predict_layers") or 1
         draft = config.get("speculative_model") or config.get("speculative_model_dir")
-        return (
-            _normalize_draft_method(engine, config.get("decoding_type", "")),
-            tokens,
-            str(draft) if draft else None,
-        )
+        method = str(config.get("decoding_type", "")).lower()
+        return methods.get(method, method), tokens, str(draft) if draft else None
     return None
-
-
-def _infer_draft_method(draft: str) -> str:
-    """Return the method that vLLM infers from a draft's name (0.20.2 config/speculative.py)."""
-    name = draft.lower()
-    for part, method in (("eagle3", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")):
-        if part in name:
-            return method
-    return "draft_model" if draft else "ngram"
-
-
-def _normalize_draft_method(engine: str, name: Any) -> str:
-    return load_argument_names(engine).methods.get(str(name).lower(), str(name).lower())
 
 
 def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfig | None:

@@ -53,7 +53,9 @@ class LintFinding:
     @property
     def advice(self) -> str:
         """What to write instead, as reports say it; empty without any."""
-        return f"instead: {format_advice(self.instead)}" if self.instead else ""
+        # advice starts with "nothing" for no option
+        instead = re.sub(r"^nothing(: |$)", r"leave it out\1", self.instead)
+        return f"instead: {instead}" if instead else ""
 
 
 ReportVerdict = Literal["ok", "at_risk", "mend"]
@@ -65,11 +67,6 @@ def judge_findings(findings: Iterable[LintFinding]) -> ReportVerdict:
     """Judge findings: `mend` if one has to be fixed, `at_risk` if one is risky or was not read."""
     verdicts = {finding.verdict for finding in findings if finding.needs_fix}
     return "mend" if verdicts - {"risky", "unread"} else "at_risk" if verdicts else "ok"
-
-
-def format_advice(instead: str) -> str:
-    """Return what to write instead, as an instruction; advice starts with "nothing" for no option."""
-    return re.sub(r"^nothing(: |$)", r"leave it out\1", instead)
 
 
 class OptionChange(StrictEntry):

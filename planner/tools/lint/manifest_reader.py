@@ -124,21 +124,15 @@ def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[o
             document = parse_yaml(part, name or "the text")
         except PlannerError as error:
             above = sum(one.count("\n") for one in parts[:number])
-            return documents, _shift_line(str(error), above)
+            line = re.search(r": line (\d+)", message := str(error))
+            # of the text, not of its document
+            counted = f": line {int(line[1]) + above}" if line else ""
+            return documents, message.replace(line[0], counted, 1) if line else message
         except RecursionError:
             return documents, "it is nested too deep"
         if isinstance(document, dict | list):
             documents.append(document)
     return documents, ""
-
-
-def _shift_line(message: str, above: int) -> str:
-    """Return a message whose "line N" counts the lines above its document too."""
-    before, found, after = message.partition(": line ")
-    number = re.match(r"\d+", after)
-    if not number:
-        return message
-    return f"{before}{found}{int(number[0]) + above}{after[number.end() :]}"
 
 
 def find_starting_image(node: object, depth: int = 0) -> str:
@@ -172,8 +166,14 @@ def find_commands_in_documents(
         here = place
         if isinstance(document, Mapping) and isinstance(document.get("services"), Mapping):
             variables = parse_assignments(files.find(".env") or "")
-            awaited = _list_awaited(document["services"])
-            here = replace(place, compose_variables=variables, awaited=awaited)
+            waits = (get_nested(one, "depends_on") for one in document["services"].values())
+            awaited = {
+                str(name)
+                for wait in waits if isinstance(wait, Mapping)
+                for name, how in wait.items()
+                if get_nested(how, "condition") == "service_healthy"
+            }  # fmt: skip
+            here = replace(place, compose_variables=variables, awaited=frozenset(awaited))
         elif isinstance(document, Mapping):
             here = replace(place, kind=str(document.get("kind", "")))
         yield from _find_in_node(document, here)
@@ -308,14 +308,6 @@ def _read_image_name(node: YamlMapping) -> str:
     return "" if image is None else str(image)
 
 
-def _read_volume(volume: object) -> tuple[str, str]:
-    """Return target and source of a compose service's volume."""
-    if isinstance(volume, Mapping):
-        return str(volume.get("target", "")), str(volume.get("source", ""))
-    source, _, target = str(volume).partition(":")
-    return target.partition(":")[0], source
-
-
 def _parse_values_node(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
     """Yield the command of a chart's values: options of an engine in a list, without its image."""
     for key, value in node.items():
@@ -383,7 +375,7 @@ def _read_setup(node: YamlMapping, place: _Place) -> ContainerSetup:
         )
     resources, pod = node.get("resources"), place.pod or {}
     limits = get_nested(resources, "limits")
-    names = list(limits) if isinstance(limits, Mapping) else []
+    limits = limits if isinstance(limits, Mapping) else {}
     mounts = {
         str(get_nested(mount, "name")): get_nested(mount, "mountPath")
         for mount in list_items(node.get("volumeMounts"))
@@ -413,24 +405,25 @@ def _read_setup(node: YamlMapping, place: _Place) -> ContainerSetup:
         "kubernetes",
         is_foreign
         or place.kind in RUNTIME_KINDS  # whose GPUs the InferenceService gives
-        or any("/" in str(name) for name in names)
+        or any("/" in str(name) for name in limits)
         or bool(get_nested(resources, "claims")),
-        _read_gpu_limit(limits),
+        _parse_count(
+            next(
+                (count for name, count in limits.items() if str(name).endswith(("/gpu", "/gaudi"))),
+                None,
+            )
+        ),
         None if is_foreign or pod.get("hostIPC") is True else shm,
         probe,
         limit_s,
-        () if pod.get("enableServiceLinks") is False else _list_service_names(place),
+        tuple(
+            str(get_nested(one, "metadata", "name"))
+            for one in place.objects
+            if one.get("kind") == "Service" and pod.get("enableServiceLinks") is not False
+        ),
         volumes=None if is_foreign or is_kserve else tuple(map(str, mounts.values())),
         uses=tuple(uses),
         network="host" if pod.get("hostNetwork") is True else "shared" if has_others else "own",
-    )
-
-
-def _list_service_names(place: _Place) -> tuple[str, ...]:
-    return tuple(
-        str(get_nested(one, "metadata", "name"))
-        for one in place.objects
-        if one.get("kind") == "Service"
     )
 
 
@@ -445,18 +438,6 @@ def _read_start_limit(node: YamlMapping) -> tuple[str, float | None]:
             delay, period, failures = numbers
             return key, delay + period * failures
     return "", None
-
-
-def _list_awaited(services: YamlMapping) -> frozenset[str]:
-    """Return the services whose health others wait for, and give up where it fails."""
-    waits = (get_nested(one, "depends_on") for one in services.values())
-    return frozenset(
-        str(name)
-        for wait in waits
-        if isinstance(wait, Mapping)
-        for name, how in wait.items()
-        if get_nested(how, "condition") == "service_healthy"
-    )
 
 
 def _read_health_limit(check: object) -> float | None:
@@ -496,7 +477,12 @@ def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> Cont
         if ids
         else []
     )
-    mounts = dict(_read_volume(one) for one in list_items(node.get("volumes")))
+    mounts = dict[str, str]()
+    for one in list_items(node.get("volumes")):
+        source, _, target = str(one).partition(":")
+        if isinstance(one, Mapping):
+            source, target = str(one.get("source", "")), str(one.get("target", ""))
+        mounts[target.partition(":")[0]] = source
     tmpfs = node.get("tmpfs")
     memory = [
         str(one).partition(":")[0]
@@ -522,13 +508,6 @@ def _read_compose_setup(node: YamlMapping, variables: Mapping[str, str]) -> Cont
         visible_gpus=list_visible_gpus("all" if count is None else count, named) if requests else (),
         profiles=tuple(map(str, list_items(node.get("profiles")))),
     )  # fmt: skip
-
-
-def _read_gpu_limit(limits: object) -> int | None:
-    """Return the number of GPUs among a container's limits; None if it is not set."""
-    names = limits if isinstance(limits, Mapping) else {}
-    counts = (names[name] for name in names if str(name).endswith(("/gpu", "/gaudi")))
-    return _parse_count(next(counts, None))
 
 
 def _parse_count(value: object) -> int | None:

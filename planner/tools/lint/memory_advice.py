@@ -9,7 +9,7 @@ from planner.core.units import GIB
 from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
-from planner.hardware.gpus import Gpu, list_gpus
+from planner.hardware.gpus import list_gpus
 from planner.memory.memory_plan import MemoryPlan, find_memory_changes, plan_memory
 from planner.models.registry import list_model_names, load_model
 from planner.parallelism.start_gate import explain_refused_start
@@ -31,7 +31,11 @@ def find_command_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
     if remedies is None:
         return None
     found = [*_try_fewer_adapters(memory), *remedies.remedies, *_try_checkpoints(memory)]
-    same_gpus = remedies.same_gpus or _combine_with_fewer_adapters(memory)
+    same_gpus = remedies.same_gpus
+    if not same_gpus and (fewer := reduce_adapters(memory)):
+        changes = find_memory_changes(plan_memory(fewer), _list_mild_arguments(fewer))
+        described = (change.describe(fewer) for change in changes)
+        same_gpus = ", ".join([_name_slots(fewer), *described]) if changes else ""
     smaller = {"quantization", "checkpoint"}
     if not same_gpus and all(smaller & {*one.change.split()} for one in found if one.is_enough):
         found += [*_try_more_machines(memory), *_try_larger_gpus(memory)]
@@ -89,15 +93,6 @@ def reduce_adapters(memory: MemoryPlan) -> Deployment | None:
         if after.status == "ok" or find_memory_changes(after, _list_mild_arguments(deployment)):
             return fewer
     return None
-
-
-def _combine_with_fewer_adapters(memory: MemoryPlan) -> str:
-    """Describe the changes that are enough beside fewer slots of adapters; empty if none are needed."""
-    fewer = reduce_adapters(memory)
-    changes = find_memory_changes(plan_memory(fewer), _list_mild_arguments(fewer)) if fewer else ()
-    if not fewer or not changes:
-        return ""
-    return ", ".join([_name_slots(fewer), *(change.describe(fewer) for change in changes)])
 
 
 def _list_mild_arguments(deployment: Deployment) -> set[str]:
@@ -167,15 +162,17 @@ def _try_larger_gpus(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
     deployment = memory.deployment
     now = deployment.gpu
 
-    def is_as_fast(gpu: Gpu) -> bool:
-        return gpu.vendor == now.vendor and not gpu.slice_of and (
-            gpu.memory_bytes > now.memory_bytes
-            and gpu.memory_bandwidth >= now.memory_bandwidth
-            and gpu.gpus_per_node >= min(deployment.gpus_per_node, now.gpus_per_node)
-            and gpu.peak_flops.get("bf16", 0) >= now.peak_flops.get("bf16", 0)
-        )  # fmt: skip
-
-    for gpu in sorted(filter(is_as_fast, list_gpus()), key=lambda gpu: gpu.memory_bytes):
+    as_fast = [
+        gpu
+        for gpu in list_gpus()
+        if gpu.vendor == now.vendor
+        and not gpu.slice_of
+        and gpu.memory_bytes > now.memory_bytes
+        and gpu.memory_bandwidth >= now.memory_bandwidth
+        and gpu.gpus_per_node >= min(deployment.gpus_per_node, now.gpus_per_node)
+        and gpu.peak_flops.get("bf16", 0) >= now.peak_flops.get("bf16", 0)
+    ]
+    for gpu in sorted(as_fast, key=lambda gpu: gpu.memory_bytes):
         larger = replace(
             deployment, gpu=gpu, gpu_total_bytes=gpu.memory_bytes, link_bandwidth=gpu.link_bandwidth
         )

@@ -14,10 +14,11 @@ def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
     """Return the verdict on a metric's name, with or without a histogram's or counter's suffix."""
     known, all_versions = load_recorded_names("metrics", engine), load_flag_lists(engine).versions
     nearest = get_cli_options(engine, version).version
+    bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
     recorded_name = next(
         (
             spelling
-            for spelling in _list_metric_spellings(name)
+            for spelling in (name, bare, f"{bare}_total", re.sub(r"_total$", "", name))
             if spelling in known or spelling in load_engine_changes(engine).metrics
         ),
         name,
@@ -44,12 +45,6 @@ def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
     return LintFinding("metric", name, name, "unknown", why, find_closest(name, known, 0.8))
 
 
-def _list_metric_spellings(name: str) -> list[str]:
-    """Return the spellings under which a metric may be recorded."""
-    bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
-    return [name, bare, f"{bare}_total", re.sub(r"_total$", "", name)]
-
-
 def check_metrics(
     names: Sequence[str], commands: Sequence[CheckedCommand], version: str | None
 ) -> list[LintFinding]:
@@ -69,23 +64,11 @@ def check_metrics(
             or load_flag_lists(engine).versions[-1]
         )
         finding = check_metric(name, engine, checked_version)
-        silent_command = next(
-            (
-                checked
-                for checked in commands
-                if checked.command.engine == engine and _explain_disabled_metrics(checked)
-            ),
-            None,
-        )
-        if finding.verdict == "ok" and silent_command:
-            finding = LintFinding(
-                "metric",
-                name,
-                name,
-                "contradicts",
-                f"the server has none: {_explain_disabled_metrics(silent_command)}",
-                "",
-            )
+        reasons = (_explain_disabled_metrics(c) for c in commands if c.command.engine == engine)
+        reason = next(filter(None, reasons), "")
+        if finding.verdict == "ok" and reason:
+            why = f"the server has none: {reason}"
+            finding = LintFinding("metric", name, name, "contradicts", why)
         metrics.append(finding)
     return metrics
 

@@ -60,10 +60,16 @@ def check_network(checked: CheckedCommand) -> Iterator[LintFinding]:
     if setup is None or listener is None:
         return
     yield from _check_address(listener, setup)
+    has_key = checked.argument_values.get("api_key") or any(
+        name.endswith("API_KEY") for name in command.environment
+    )
     for use in setup.uses:
         if why := _explain_unreached(use, listener, setup):
             yield LintFinding("environment", use.name, use.written[:300], "contradicts", *why)
-        elif use.name == "ports" and not command.planned_on and _is_open(checked, listener, use):
+        elif use.name == "ports" and not (command.planned_on or has_key or listener.is_loopback):
+            published = use.written.removeprefix("ports ").split(", ")
+            if all(re.match(r"127\.|localhost:|\[::1\]", one) for one in published):
+                continue
             key = "a key in VLLM_API_KEY, " if command.engine == "vllm" else ""
             yield LintFinding(
                 "environment",
@@ -73,19 +79,6 @@ def check_network(checked: CheckedCommand) -> Iterator[LintFinding]:
                 "whoever reaches the host asks the server: it wants no API key",
                 f"{key}a gateway, or the port on 127.0.0.1 alone",
             )
-
-
-def _is_open(checked: CheckedCommand, listener: Listener, use: PortUse) -> bool:
-    """Return whether a port that others reach is published without a key.
-
-    The image of vLLM listens everywhere unless --host says another address.
-    """
-    has_key = checked.argument_values.get("api_key") or any(
-        name.endswith("API_KEY") for name in checked.command.environment
-    )
-    published = use.written.removeprefix("ports ").split(", ")
-    is_local = all(re.match(r"127\.|localhost:|\[::1\]", one) for one in published)
-    return not (has_key or is_local or listener.is_loopback)
 
 
 def _check_address(listener: Listener, setup: ContainerSetup) -> Iterator[LintFinding]:

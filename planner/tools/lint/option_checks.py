@@ -7,7 +7,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -83,7 +83,17 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     version = parse_engine_version(command.engine, str(engine_version))
     as_written = cli_options.parse(command.argv)
     findings = [check_flag(option, cli_options, version) for option in as_written.options]
-    as_meant = _correct_misspellings(command, as_written, findings, cli_options)
+    corrections = {
+        finding.written.split()[0]: finding.instead
+        for finding in findings
+        if finding.verdict == "unknown" and finding.instead in cli_options.spellings
+    }
+    split_words = [word.partition("=") for word in command.argv]
+    as_meant = cli_options.parse(
+        [corrections.get(name, name) + sign + value for name, sign, value in split_words]
+    )
+    if len(as_meant.options) != len(as_written.options):
+        as_meant = as_written
     pairs = zip(as_written.options, as_meant.options, strict=True)
     findings += [
         check_flag(meant, cli_options, version)
@@ -141,17 +151,12 @@ def _move_options(parsed: ParsedCommandLine, options: CliOptions) -> dict[str, d
             *drafts,
             *parsed.values.get("speculative_config", {}),
         }:
-            moved["speculative_config"] = _convert_draft_options(drafts)
+            is_ngram = drafts.get("model") in ("[ngram]", "ngram")
+            kept = {key: value for key, value in drafts.items() if key != "model" or not is_ngram}
+            moved["speculative_config"] = {"method": "ngram" if is_ngram else "draft_model", **kept}
         else:
             del moved["speculative_config"]
     return moved
-
-
-def _convert_draft_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `--speculative-config` of the options that it replaced."""
-    if given.get("model") in ("[ngram]", "ngram"):
-        return {"method": "ngram", **{key: value for key, value in given.items() if key != "model"}}
-    return {"method": "draft_model", **given}
 
 
 def _spell_out_move(finding: LintFinding, checked: CheckedCommand) -> LintFinding:
@@ -164,26 +169,6 @@ def _spell_out_move(finding: LintFinding, checked: CheckedCommand) -> LintFindin
     if own is None or (place[0] == "--speculative-config" and place[1] != "model"):
         return finding
     return replace(finding, instead=f"{place[0]} {quote_word(json.dumps(own))}"[:300])
-
-
-def _correct_misspellings(
-    command: ServerCommand,
-    parsed: ParsedCommandLine,
-    findings: Sequence[LintFinding],
-    options: CliOptions,
-) -> ParsedCommandLine:
-    """Return the command line with misspelt options corrected, so that their values are checked."""
-    unknown = (
-        finding
-        for finding in findings
-        if finding.verdict == "unknown" and finding.instead in options.spellings
-    )
-    corrections = {finding.written.split()[0]: finding.instead for finding in unknown}
-    split_words = [word.partition("=") for word in command.argv]
-    meant = options.parse(
-        [corrections.get(name, name) + sign + value for name, sign, value in split_words]
-    )
-    return meant if len(meant.options) == len(parsed.options) else parsed
 
 
 def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> LintFinding:

@@ -209,16 +209,15 @@ class LintReport:
 
 def lint(
     what: str, version: str | None = None, *, engine: str | None = None, gpu: str | None = None,
-    to: str | None = None, workload: Workload | None = None, is_confined: bool = False,
+    to: str | None = None, workload: Workload | None = None,
 ) -> LintReport:  # fmt: skip
     """Check a command line or file for an engine's version; with a `gpu` also plan it.
 
     Nothing of `what` runs. Without `version` the version is the image's, or else the newest
     recorded one; a file of a plan names its own version, and its GPU if no `gpu` is given. `to` is
-    a version to upgrade to. If `is_confined`, a file cannot have others outside its folder read.
-    Raises `PlannerError` if no server or metric is recognized.
+    a version to upgrade to. Raises `PlannerError` if no server or metric is recognized.
     """
-    source = read_source(what, engine, is_confined=is_confined)
+    source = read_source(what, engine)
     notes = list[str]()
     for option, requested in (("--engine-version", version), ("--to", to)):
         with add_error_context(option):
@@ -231,10 +230,12 @@ def lint(
         version or command.version or str(load_flag_lists(command.engine).versions[-1])
         for command in source.commands
     ]
-    all_checked = [
-        _check_written(command, one, is_version_given=version is not None)
-        for command, one in zip(source.commands, versions, strict=True)
-    ]
+    all_checked = list[CheckedCommand]()
+    for command, checked_version in zip(source.commands, versions, strict=True):
+        checked = _check_command(command, checked_version)
+        written = (one for one in command.findings if not (version and one.name == IMAGE_OPTION))
+        found = _merge_findings((*checked.findings, *written), _list_unread_parts(checked))
+        all_checked.append(replace(checked, findings=found))
     for checked, checked_version in zip(all_checked, versions, strict=True):
         command = checked.command
         notes += filter(None, (checked.options.note, command.note))
@@ -250,7 +251,12 @@ def lint(
         )
         checked = replace(checked, findings=_merge_findings(checked.findings, around))
         notes += [pool] if command.role and planned_gpu else []
-        notes += filter(None, [_describe_unpinned_model(checked), neighbours.describe(checked)])
+        model = get_served_name(checked)
+        is_pinned = checked.argument_values.get("revision") or command.planned_on
+        # a command line is typed for the day, and what Headroom planned says so itself
+        if command.setup and is_hub_name(model) and not is_pinned:
+            notes.append(f"each start pulls the latest revision of {model}: --revision pins it")
+        notes += filter(None, [neighbours.describe(checked)])
         notes += (
             []
             if version or command.version
@@ -258,7 +264,13 @@ def lint(
         )
         report = _plan_command(checked, planned_gpu, checked_version, workload, neighbours)
         notes += report.plan.deployment.model.warnings if report.plan else ()
-        notes += _describe_assumed_acceptance(report.plan)
+        if drafts := report.plan and report.plan.deployment.speculation:
+            repeats = " n-gram drafts reach that only where outputs repeat parts of their prompts;"
+            notes.append(
+                f"latencies assume that {drafts.acceptance_rate:.0%} of {drafts.method} drafts are"
+                f" accepted after one that was;{repeats if drafts.method == 'ngram' else ''}"
+                " `speculation: {acceptance_rate: ...}` of a scenario takes yours (`headroom plan`)"
+            )
         command_reports.append(report)
         upgrade_findings += check_upgrade(checked, to) if to else []
     checked_commands = [report.checked for report in command_reports]
@@ -292,31 +304,6 @@ def read_launched_deployment(what: str, gpu: str) -> Deployment:
     (command,) = commands
     version = command.version or str(load_flag_lists(command.engine).versions[-1])
     return build_command_deployment(check_command(command, version), gpu, version)
-
-
-def _describe_unpinned_model(checked: CheckedCommand) -> str:
-    """Say that a file pulls the latest revision of its model at each start; else empty.
-
-    A command line is typed for the day, and what Headroom planned says so itself.
-    """
-    command, model = checked.command, get_served_name(checked)
-    is_pinned = checked.argument_values.get("revision") or command.planned_on
-    if is_pinned or not (command.setup and is_hub_name(model)):
-        return ""
-    return f"each start pulls the latest revision of {model}: --revision pins it"
-
-
-def _describe_assumed_acceptance(plan: CommandPlan | None) -> list[str]:
-    """Say which share of drafts the figures of a plan take for accepted; empty without drafts."""
-    drafts = plan and plan.deployment.speculation
-    if not drafts:
-        return []
-    texts = " n-gram drafts reach that only where outputs repeat parts of their prompts;"
-    return [
-        f"latencies assume that {drafts.acceptance_rate:.0%} of {drafts.method} drafts are accepted"
-        f" after one that was;{texts if drafts.method == 'ngram' else ''} `speculation:"
-        " {acceptance_rate: ...}` of a scenario takes yours (`headroom plan`)"
-    ]
 
 
 def _check_programs(
@@ -376,16 +363,6 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
             yield LintFinding("flag", option.option.name, str(option)[:300], verdict, why)
 
 
-def _check_written(command: ServerCommand, version: str, is_version_given: bool) -> CheckedCommand:
-    """Return the command with its findings, and those about how it is written down."""
-    checked = _check_command(command, version)
-    written = (
-        one for one in command.findings if not (is_version_given and one.name == IMAGE_OPTION)
-    )
-    found = _merge_findings((*checked.findings, *written), _list_unread_parts(checked))
-    return replace(checked, findings=found)
-
-
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """Return the command with its findings, those about its model included."""
     checked = check_command(command, version)
@@ -427,7 +404,19 @@ def _plan_command(
         return CommandReport(checked, fixed, None, str(error))
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
-    checked = _settle_memory_findings(checked, plan)
+    # the rule on high memory utilization: the memory plan of the GPU knows the largest that is safe
+    safe, option = find_safe_memory_utilization(plan.deployment), "--gpu-memory-utilization"
+    chosen = [step.value for step in plan.steps if step.argument == "gpu_memory_utilization"]
+    is_risky = plan.deployment.args.gpu_memory_utilization > safe
+    settled = tuple(
+        one
+        if (one.name, one.verdict) != (option, "risky")
+        else replace(one, instead=f"{option} {[*chosen, safe][0]:g}")
+        if is_risky
+        else replace(one, verdict="ok", why="", instead="")
+        for one in checked.findings
+    )
+    checked = replace(checked, findings=settled)
     found = (
         *find_unmodelled_options(checked, plan.deployment),
         *_describe_capped_length(checked, plan),
@@ -466,9 +455,12 @@ def _check_pool_size(
     memory, option = plan.memory, f"--{plan.pool_argument.replace('_', '-')}"
     written = f"{option} {checked.argument_values[plan.pool_argument]}"
     holds = f"the KV cache has {memory.kv_available.mid / GIB:.2f} GiB, {memory.pool.reported_tokens:,} tokens"
-    without, _ = plan_command_memory(
-        _leave_out(checked, plan.pool_argument), gpu, version, other_tenants
-    )
+    options = tuple(
+        one for one in checked.as_meant.options
+        if one.option is None or one.option.argument != plan.pool_argument
+    )  # fmt: skip
+    left_out = replace(checked, as_meant=replace(checked.as_meant, options=options))
+    without, _ = plan_command_memory(left_out, gpu, version, other_tenants)
     instead = f"leave it out: {without.pool.reported_tokens:,} tokens" if without.can_start else ""
     if memory.status != "ok":
         why = f"{holds}, whatever --gpu-memory-utilization says"
@@ -478,15 +470,6 @@ def _check_pool_size(
         yield LintFinding(
             "flag", option, written, "ok", f"{holds}, whatever the share of the memory"
         )
-
-
-def _leave_out(checked: CheckedCommand, argument: str) -> CheckedCommand:
-    """Return a command without an argument."""
-    options = tuple(
-        one for one in checked.as_meant.options
-        if one.option is None or one.option.argument != argument
-    )  # fmt: skip
-    return replace(checked, as_meant=replace(checked.as_meant, options=options))
 
 
 def _propose(
@@ -518,30 +501,6 @@ def _is_worse(
     except PlannerError:
         return True
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)
-
-
-def _settle_memory_findings(checked: CheckedCommand, plan: CommandPlan) -> CheckedCommand:
-    """Drop the rule on high memory utilization if the GPU's memory plan says that it is safe.
-
-    Else it advises the share of the fixed command, or the largest that is safe.
-    """
-    safe, rule = (
-        find_safe_memory_utilization(plan.deployment),
-        ("--gpu-memory-utilization", "risky"),
-    )
-    chosen = [step.value for step in plan.steps if step.argument == "gpu_memory_utilization"]
-    is_risky = plan.deployment.args.gpu_memory_utilization > safe
-    findings = (
-        (
-            replace(finding, instead=f"{rule[0]} {[*chosen, safe][0]:g}")
-            if is_risky and (finding.name, finding.verdict) == rule
-            else replace(finding, verdict="ok", why="", instead="")
-            if (finding.name, finding.verdict) == rule
-            else finding
-        )
-        for finding in checked.findings
-    )
-    return replace(checked, findings=tuple(findings))
 
 
 def _merge_findings(

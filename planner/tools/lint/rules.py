@@ -56,7 +56,11 @@ def apply_option_rules(
     command: ServerCommand, parsed: ParsedCommandLine, version: Version
 ) -> Iterator[LintFinding]:
     """Yield the findings of the rules that match a command."""
-    values: dict[str, Any] = {**command.environment, **_read_nearby_version(command, version)}
+    values: dict[str, Any] = dict(command.environment)
+    # between two records, what the next recorded version reads
+    later = [listed for listed in load_flag_lists(command.engine).versions if listed > version]
+    if later and get_cli_options(command.engine, version).note:
+        values |= get_cli_options(command.engine, later[0]).parse(command.argv).values
     # With Dynamo its frontend listens, not the engine in the container.
     is_dynamo = command.launched.startswith("python -m dynamo.")
     is_plain_container = command.container and not is_dynamo
@@ -95,17 +99,6 @@ def apply_option_rules(
         yield LintFinding(
             "flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses
         )
-
-
-def _read_nearby_version(command: ServerCommand, version: Version) -> dict[str, Any]:
-    """Return the values that the next recorded version reads, for a version between two records."""
-    cli_options = get_cli_options(command.engine, version)
-    later = [listed for listed in load_flag_lists(command.engine).versions if listed > version]
-    return (
-        get_cli_options(command.engine, later[0]).parse(command.argv).values
-        if cli_options.note and later
-        else {}
-    )
 
 
 def _matches_test(test: str, value: Any) -> bool:

@@ -106,7 +106,8 @@ def parse_statements(
     statements, depth, branched = list[ShellStatement](), 0, dict[str, None]()
     for words in _split_into_commands(text):
         expanded, assigned, is_export = list[str](), dict[str, str](), False
-        keywords = {word.unquoted_prefix for word in words[: 1 + _begins_branch(words[0])]}
+        begins_branch = words[0].unquoted_prefix in ("then", "else", "do", "{")
+        keywords = {word.unquoted_prefix for word in words[: 1 + begins_branch]}
         depth = max(depth + bool(keywords & {"if", "case"}) - bool(keywords & {"fi", "esac"}), 0)
         for word in words:
             prefix = word.unquoted_prefix
@@ -145,10 +146,6 @@ def parse_statements(
         if len(variables) > MAX_VARIABLES:
             raise PlannerError(f"the text sets more than {MAX_VARIABLES:,} variables")
     return statements
-
-
-def _begins_branch(word: ShellWord) -> bool:
-    return word.unquoted_prefix in ("then", "else", "do", "{")
 
 
 class _Variables(dict[str, list[str]]):

@@ -74,12 +74,10 @@ class ParsedSource:
     unread: tuple[LintFinding, ...] = ()  # what may start a server, and was not judged
 
 
-def read_source(what: str, engine: str | None = None, *, is_confined: bool = False) -> ParsedSource:
+def read_source(what: str, engine: str | None = None) -> ParsedSource:
     """Return the servers and metrics of the file `what`, or of the command line `what`.
 
-    Of a plan.json, or the folder that has it, it is what the plan starts.
-
-    If `is_confined`, a file cannot have others outside its folder read. Raises `PlannerError` if
+    Of a plan.json, or the folder that has it, it is what the plan starts. Raises `PlannerError` if
     there are none.
     """
     path = _find_file(what)
@@ -88,9 +86,7 @@ def read_source(what: str, engine: str | None = None, *, is_confined: bool = Fal
         raise PlannerError(
             f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
         )
-    nearby = _NearbyFiles(
-        text.replace("\r\n", "\n"), name, path.parent if path else Path(), is_confined
-    )
+    nearby = _NearbyFiles(text.replace("\r\n", "\n"), name, path.parent if path else Path())
     source = _read_text(_write_plan_commands(nearby), engine)
     if not (source.commands or source.metrics or source.programs or source.unread):
         if image := find_starting_image(nearby.documents[0]):
@@ -119,8 +115,10 @@ def _write_plan_commands(nearby: "_NearbyFiles") -> "_NearbyFiles":
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     """Read a text of one format."""
     text = nearby.text
-    if other_format := _find_unread_format(f"{nearby.name}\n{text}"):
-        return ParsedSource((), (), (), (other_format,))
+    for format_name, pattern in _UNREAD_FORMATS.items():
+        if match := re.search(pattern, f"{nearby.name}\n{text}", re.MULTILINE):
+            unread_text = _make_unread(match[0].strip(), f"a {format_name} is not read")
+            return ParsedSource((), (), (), (unread_text,))
     found, unread = _take_commands(nearby, engine, "file")
     server_commands = [
         followed for command in found for followed in _follow_script(command, nearby)
@@ -141,16 +139,26 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         server_commands, unread = server_commands + more, unread + limits
     if server_commands and len(scripts) > MAX_COMMANDS_PER_FILE:
         unread.append(_make_limit("unit", "scripts"))
-    if problem := _find_invalid_yaml(nearby):
-        unread.append(problem)
+    is_yaml = PurePath(nearby.name).suffix in (".yaml", ".yml")
+    # of a template not all of the text is here
+    if is_yaml and "{{" not in text and (problem := nearby.documents[1]):
+        unread.append(_make_unread(nearby.name, f"{problem}, so that nothing reads it"))
     if job := _find_slurm_gpus(text):
         gpu = f"{job[0]}x{job[1]}" if job[0] else job[1]
         server_commands = [
             replace(one, gpu=one.gpu or gpu, num_gpus=job[0]) for one in server_commands
         ]
-    commands = tuple(
-        _apply_config_file(_apply_plan_header(command, text), nearby) for command in server_commands
+    # the GPU, and a missing version, are in the header of a plan's file
+    title = re.search(
+        r"^# .+ on (?:.+ of )?(.+), (\w+) (\d[\w.+]*|nightly[\w-]*)$", text[:2000], re.MULTILINE
     )
+    server_commands = [
+        replace(one, version=one.version or title[3], planned_on=title[1])
+        if title and title[2] == one.engine
+        else one
+        for one in server_commands
+    ]
+    commands = tuple(_apply_config_file(command, nearby) for command in server_commands)
     metrics = tuple(
         dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word)
     )
@@ -207,39 +215,10 @@ def _make_limit(what: str, parts: str) -> LintFinding:
     return LintFinding("word", parts, limit, "unread", why, "headroom lint of each of them")
 
 
-def _find_invalid_yaml(nearby: "_NearbyFiles") -> LintFinding | None:
-    """Return a finding about a file of YAML that is none; None for templates, whose text is not all."""
-    is_yaml = PurePath(nearby.name).suffix in (".yaml", ".yml") and "{{" not in nearby.text
-    problem = nearby.documents[1] if is_yaml else ""
-    return _make_unread(nearby.name, f"{problem}, so that nothing reads it") if problem else None
-
-
-def _find_unread_format(text: str) -> LintFinding | None:
-    """Return a finding about a text in a format that is not read; None for any other."""
-    for name, pattern in _UNREAD_FORMATS.items():
-        if match := re.search(pattern, text, re.MULTILINE):
-            return _make_unread(match[0].strip(), f"a {name} is not read")
-    return None
-
-
 def _make_unread(written: str, why: str) -> LintFinding:
     """Return a finding about what may start a server and was not judged."""
     instead = "headroom lint of the command that it runs"
     return LintFinding("word", "text", written[:300], "unread", why, instead)
-
-
-def _apply_plan_header(command: ServerCommand, text: str) -> ServerCommand:
-    """Add the GPU, and a missing version, from the header of a plan's file."""
-    title = re.search(
-        rf"^# .+ on (?:.+ of )?(.+), {command.engine} (\d[\w.+]*|nightly[\w-]*)$",
-        text[:2000],
-        re.MULTILINE,
-    )
-    return (
-        replace(command, version=command.version or title[2], planned_on=title[1])
-        if title
-        else command
-    )
 
 
 @dataclass(frozen=True)
@@ -249,7 +228,6 @@ class _NearbyFiles:
     text: str
     name: str
     folder: Path
-    is_confined: bool
 
     def find(self, path: str) -> str | None:
         """Return the content of the file at `path`; None if it is unknown."""
@@ -258,7 +236,7 @@ class _NearbyFiles:
             return self._files_in_text[name]
         for candidate in (self.folder / path, self.folder / name):
             with suppress(OSError, ValueError, PlannerError):
-                if candidate.is_file() and self._may_read(candidate):
+                if candidate.is_file():
                     return read_text(candidate, MAX_FILE_BYTES)
         return None
 
@@ -276,14 +254,6 @@ class _NearbyFiles:
             if isinstance(data, Mapping):
                 files = {str(k): v for k, v in data.items() if isinstance(v, str)} | files
         return files | extract_here_documents(self.text)
-
-    def _may_read(self, path: Path) -> bool:
-        """Return whether a file may be read: a command line names its own, a file those near it."""
-        if not self.is_confined:
-            return True
-        if not self.name:
-            return str(path) in self.text
-        return path.resolve().is_relative_to(self.folder.resolve())
 
 
 def _add_note(command: ServerCommand, note: str) -> ServerCommand:
@@ -422,7 +392,11 @@ def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
             assignments = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
             environment |= dict(word.partition("=")[::2] for word in assignments)
         elif key in instructions:
-            instructions[key] = _parse_json_list(rest) or ["sh", "-c", rest.rstrip()]
+            value = None
+            with suppress(ValueError, RecursionError):
+                value = json.loads(rest)
+            words = list(map(str, value)) if isinstance(value, list) else []
+            instructions[key] = words or ["sh", "-c", rest.rstrip()]
     yield from parse_container(
         image,
         [*instructions["ENTRYPOINT"], *instructions["CMD"]],
@@ -430,12 +404,3 @@ def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
         "CMD",
         bool(instructions["ENTRYPOINT"]),
     )
-
-
-def _parse_json_list(text: str) -> list[str]:
-    """Return a JSON list of words, as in a Dockerfile; empty if `text` is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    return [str(word) for word in value] if isinstance(value, list) else []
