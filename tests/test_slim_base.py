@@ -200,7 +200,7 @@ def test_every_command_is_tried() -> None:
     )
     tried = {command.split()[0] for command in BASE_COMMANDS}
     needing = {name: extra for name, extra in EXTRA_COMMANDS.values() if name in action.choices}
-    assert {name: p.get_default("extra") for name, p in action.choices.items()} == {
+    assert {name: p.get_default("extra") or None for name, p in action.choices.items()} == {
         **dict.fromkeys(tried), **needing
     }  # fmt: skip
 
