@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.core.errors import PlannerError
-from planner.tools.diagnostics.traffic_profile import build_traffic_profile
+from planner.tools.diagnostics.metrics_pages import build_traffic_profile
 from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace, read_trace
 
 START_NS = 1_760_000_000_000_000_000

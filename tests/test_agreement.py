@@ -193,10 +193,8 @@ def test_a_row_of_the_plan_predicts_the_plan(
     assert found["status"] == "ok", found.get("error")
     for metric, point, value in cells(performance):
         name = f"{metric}_ms_{point}"
-        stated = [
-            found[name],
-            *(found[f"{name}{end}"] for end in ("_lo", "_hi") if f"{name}{end}" in found),
-        ]
+        ends = (found[f"{name}{end}"] for end in ("", "_lo", "_hi") if f"{name}{end}" in found)
+        stated = [math.nan if end is None else end for end in ends]
         assert stated == pytest.approx(
             [value.mid, value.lo, value.hi][: len(stated)], nan_ok=True
         ), name

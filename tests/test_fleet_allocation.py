@@ -167,7 +167,11 @@ def test_a_fleet_is_its_scenarios_plans_side_by_side(tmp_path: Path) -> None:
     assert alone.chosen and alone.chosen.usd_per_hour and alone.chosen.prediction.total_power_w
     gpus = alone.chosen.deployment.num_gpus
     rented = [member.chosen for member in build_member_plans(plan).values()]
-    assert [each and each.deployment for each in rented] == 2 * [alone.chosen.deployment]
+    own = alone.chosen.deployment
+    assert [
+        each and (each.deployment.gpu.name, each.deployment.layout, each.deployment.args)
+        for each in rented
+    ] == 2 * [(own.gpu.name, own.layout, own.args)]
     said = fleet_tables.format_fleet_plan(plan)
     assert said.startswith(f"Every scenario is served for ${2 * alone.chosen.usd_per_hour:,.2f}/h")
     assert f"{2 * alone.chosen.prediction.total_power_w.mid:,.0f} W" in said

@@ -10,7 +10,7 @@ from metrics_pages import Server
 from planner.core.errors import PlannerError
 from planner.engines.deployment import deploy_on
 from planner.planning.scenario_schema import WorkloadEntry
-from planner.tools.diagnostics.traffic_profile import build_traffic_profile
+from planner.tools.diagnostics.metrics_pages import build_traffic_profile
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 

@@ -53,7 +53,7 @@ from planner.simulator.schedule_cases import run_schedule_case
 from planner.tools.batch import answer_point, predict_row
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
-from planner.tools.diagnostics.traffic_profile import build_traffic_profile
+from planner.tools.diagnostics.metrics_pages import build_traffic_profile
 from planner.tools.fleet.allocation import FleetOption, plan_fleet
 from planner.tools.fleet.tables import format_fleet_plan
 from planner.tools.lint.report import lint

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml
@@ -15,7 +15,6 @@ from planner.engines.cli_options import (
     load_flag_lists,
 )
 from planner.tools.lint.findings import LintFinding
-from planner.tools.lint.kserve_reader import RUNTIME_KINDS, join_runtimes, read_kserve_use
 from planner.tools.lint.named_gpus import find_named_gpu, name_slice
 from planner.tools.lint.network_reader import (
     get_nested,
@@ -55,6 +54,11 @@ _CHART_ONLY_KEYS = (
 _ENGINES = ("vllm", "sglang", "trtllm")
 _MODEL_KEYS = ("model", "modelName", "modelId", "modelURL", "model_name", "model_id")
 _KSERVE_OPTIONS = {"--model_name", "--model_id", "--model_dir", "--backend"}
+RUNTIME_KINDS = ("ServingRuntime", "ClusterServingRuntime")
+KSERVE_DIRECTORY = "/mnt/models"
+"""Where KServe puts what `storageUri` names (kserve.github.io, storage)."""
+KSERVE_PORT = 8080
+"""Port at which KServe asks a container that names none (kserve.github.io, custom predictor)."""
 _GPU_COUNT_VARIABLES = ("DSTACK_GPUS_NUM", "SKYPILOT_NUM_GPUS_PER_NODE")
 """Variables with the number of a task's GPUs (dstack.ai, docs.skypilot.co: environment variables)."""
 _CLUSTER_KINDS = ("LeaderWorkerSet", "RayCluster", "RayService", "RayClusterFleet")
@@ -596,6 +600,101 @@ def _parse_kserve(node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
         setup=_read_setup(node, place),
         gpu=_name_gpu(node, place),
     )
+
+
+def join_runtimes(objects: Sequence[object]) -> Iterator[object]:
+    """Yield the objects of a file, each InferenceService with its runtime's container in it.
+
+    KServe appends the arguments of the InferenceService to those of the runtime, and what else it
+    says of the container is in place of the runtime's (kserve pkg/controller, MergeRuntimeContainers).
+    """
+    runtimes = {
+        _read_object_name(one): one
+        for one in objects
+        if isinstance(one, Mapping) and one.get("kind") in RUNTIME_KINDS
+    }
+    joined, used = list[object](), set[str]()
+    for one in objects:
+        model = get_nested(one, "spec", "predictor", "model")
+        name = _find_runtime(model, runtimes) if isinstance(model, Mapping) else ""
+        if name and isinstance(one, Mapping):
+            used.add(name)
+            joined.append(_join_runtime(one, runtimes[name]))
+        else:
+            joined.append(one)
+    yield from (
+        one
+        for one in joined
+        if not (
+            isinstance(one, Mapping)
+            and one.get("kind") in RUNTIME_KINDS
+            and _read_object_name(one) in used
+        )
+    )
+
+
+def read_kserve_use(container: YamlMapping) -> PortUse:
+    """Return the port at which KServe asks a container: its first, or else 8080."""
+    ports = [get_nested(one, "containerPort") for one in list_items(container.get("ports"))]
+    port = next((one for one in ports if isinstance(one, int)), None if ports else KSERVE_PORT)
+    return PortUse("KServe", (port,) if port else (), f"KServe: port {port}")
+
+
+def _read_object_name(one: YamlMapping) -> str:
+    return str(get_nested(one, "metadata", "name"))
+
+
+def _find_runtime(model: YamlMapping, runtimes: Mapping[str, YamlMapping]) -> str:
+    """Return the runtime of a model: the one that it names, or else the only one of its format."""
+    if runtime := model.get("runtime"):
+        return str(runtime) if str(runtime) in runtimes else ""
+    wanted = get_nested(model, "modelFormat", "name")
+    fitting = [
+        name
+        for name, one in runtimes.items()
+        if any(
+            get_nested(known, "name") == wanted and get_nested(known, "autoSelect") is True
+            for known in list_items(get_nested(one, "spec", "supportedModelFormats"))
+        )
+    ]
+    return fitting[0] if len(fitting) == 1 else ""
+
+
+def _join_runtime(service: Mapping[str, Any], runtime: Mapping[str, Any]) -> dict[str, Any]:
+    predictor, model = service["spec"]["predictor"], service["spec"]["predictor"]["model"]
+    spec = runtime.get("spec") or {}
+    first, *others = list_items(spec.get("containers")) or [{}]
+    uri = str(model.get("storageUri") or "").removeprefix("hf://")
+
+    def fill_in(word: object) -> object:
+        option, equals, value = str(word).rpartition("=")
+        is_model = uri and value.rstrip("/") == KSERVE_DIRECTORY
+        return f"{option}{equals}{uri}" if is_model and "://" not in uri else word
+
+    container = {
+        **first,
+        **{key: value for key, value in model.items() if key in ("image", "resources", "command")},
+        "args": [
+            fill_in(w) for w in (*list_items(first.get("args")), *list_items(model.get("args")))
+        ],
+        "env": [*list_items(first.get("env")), *list_items(model.get("env"))],
+        "volumeMounts": [
+            *list_items(first.get("volumeMounts")),
+            *list_items(model.get("volumeMounts")),
+        ],
+    }
+    for key in ("command", *(key for key in ("startupProbe", "livenessProbe") if model.get(key))):
+        words = container.get(key)
+        container[key] = (
+            [fill_in(word) for word in words] if isinstance(words, list) else model.get(key, words)
+        )
+    pod = {
+        **spec,
+        **{key: value for key, value in predictor.items() if key != "model"},
+        "volumes": [*list_items(spec.get("volumes")), *list_items(predictor.get("volumes"))],
+        "containers": [container, *others],
+    }
+    return {**service, "spec": {**service["spec"], "predictor": pod}}
 
 
 def _split_command_value(value: object, variables: Mapping[str, str] | None) -> list[str]:

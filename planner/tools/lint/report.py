@@ -16,7 +16,13 @@ from planner.core.text import escape_to_one_line, format_columns
 from planner.core.units import GIB
 from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
-from planner.engines.cli_options import is_unresolved, load_flag_lists, parse_engine_version
+from planner.engines.cli_options import (
+    CliOption,
+    get_cli_options,
+    is_unresolved,
+    load_flag_lists,
+    parse_engine_version,
+)
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import parse_gpu_count
 from planner.memory.memory_plan import (
@@ -34,7 +40,7 @@ from planner.tools.lint.command_plan import (
     plan_command_memory,
     serialize_command_plan,
 )
-from planner.tools.lint.consistency import find_contradictions
+from planner.tools.lint.consistency import check_model_support, find_contradictions
 from planner.tools.lint.container_checks import check_container
 from planner.tools.lint.deployment_reader import (
     RefusedDeploymentError,
@@ -52,9 +58,14 @@ from planner.tools.lint.findings import (
     load_engine_changes,
 )
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
-from planner.tools.lint.metric_checks import check_metrics
 from planner.tools.lint.network_checks import check_network
-from planner.tools.lint.option_checks import CheckedCommand, check_command, find_engine_version
+from planner.tools.lint.option_checks import (
+    VERSIONED_DEFAULTS,
+    CheckedCommand,
+    check_command,
+    check_metrics,
+    find_engine_version,
+)
 from planner.tools.lint.server_commands import (
     IMAGE_OPTION,
     ServerCommand,
@@ -65,7 +76,6 @@ from planner.tools.lint.shared_gpus import GpuNeighbours, find_neighbours
 from planner.tools.lint.shown_values import show_variable, show_words
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.unmodelled import find_unmodelled_options
-from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
 
 MAX_FIX_ROUNDS = 3
@@ -304,6 +314,88 @@ def read_launched_deployment(what: str, gpu: str) -> Deployment:
     (command,) = commands
     version = command.version or str(load_flag_lists(command.engine).versions[-1])
     return build_command_deployment(check_command(command, version), gpu, version)
+
+
+def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
+    """Return what changes for a command at version `to`: new verdicts and changed defaults."""
+    current = {(finding.kind, finding.name): finding for finding in checked.findings}
+    at_target = find_engine_version(checked.command.engine, to)
+    upgraded = (
+        *check_command(checked.command, to).findings,
+        *check_model_support(checked, at_target),
+    )
+    changed = [
+        finding
+        for finding in upgraded
+        if finding.verdict != "ok" and finding != current.get((finding.kind, finding.name))
+    ]
+    recorded = list(_compare_recorded_defaults(checked, to))
+    recorded_names = {finding.name for finding in recorded}
+    return [
+        *changed,
+        *recorded,
+        *(
+            finding
+            for finding in _compare_catalog_defaults(checked, to)
+            if finding.name not in recorded_names
+        ),
+    ]
+
+
+def _compare_recorded_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
+    """Yield the defaults that differ between the option lists of two versions."""
+    old_options, new_options = checked.options, get_cli_options(checked.command.engine, to)
+    for name in dict.fromkeys(option.name for option in old_options.by_spelling.values()):
+        if (
+            name not in new_options.by_spelling
+            or old_options[name].argument in checked.as_meant.values
+            or old_options[name].kind == "json"
+        ):
+            continue
+        before, after = old_options[name].default, new_options[name].default
+        if before != after and before and after:
+            yield _make_default_change(
+                name, before, after, _keep_default(new_options[name], before)
+            )
+
+
+def _compare_catalog_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
+    """Yield the changed defaults that `catalogs/engines.yaml` has by version."""
+    first, second = (
+        find_engine_version(checked.command.engine, version) for version in (checked.version, to)
+    )
+    if checked.command.engine != "vllm" or first is None or second is None:
+        return
+    new = get_cli_options("vllm", to)
+    for argument, fact in VERSIONED_DEFAULTS.items():
+        name, before, after = (
+            f"--{argument.replace('_', '-')}",
+            getattr(first.facts, fact),
+            getattr(second.facts, fact),
+        )
+        if argument not in checked.as_meant.values and before != after:
+            yield _make_default_change(
+                name,
+                _format_default(before),
+                _format_default(after),
+                _keep_default(new[name], _format_default(before)) if name in new.spellings else "",
+            )
+
+
+def _keep_default(option: CliOption, before: Any) -> str:
+    """Return the option that keeps the old default; empty if the option cannot express it."""
+    if before == "on":
+        return option.name
+    return next(iter(option.negations), "") if before == "off" else f"{option.name} {before}"
+
+
+def _make_default_change(name: str, before: Any, after: Any, keep: str) -> LintFinding:
+    why = f"the default is {after}, it was {before}"
+    return LintFinding("flag", name, f"{name} {before} -> {after}", "default changed", why, keep)
+
+
+def _format_default(value: Any) -> Any:
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 def _check_programs(

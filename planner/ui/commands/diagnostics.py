@@ -126,7 +126,7 @@ add_diagnose = make_command(
 
 def run_profile(options: argparse.Namespace) -> None:
     """Print the workload of recorded traffic as YAML."""
-    from planner.tools.diagnostics.traffic_profile import build_traffic_profile
+    from planner.tools.diagnostics.metrics_pages import build_traffic_profile
 
     print(build_traffic_profile(options.sources, options.seconds), end="")
 
