@@ -103,14 +103,6 @@ class Diagnosis:
         return f"{deployment}, {limits}, a KV cache of {pool.reported_tokens:,} tokens"
 
     @property
-    def plan_start_status(self) -> str:
-        """Whether the planned deployment starts, and why not; empty without a plan."""
-        if self.planned is None:
-            return ""
-        memory = get_memory_plan(self.planned.deployment)
-        return "the planned deployment starts" if memory.can_start else memory.reason
-
-    @property
     def memory_remedies(self) -> MemoryRemedies | None:
         """What frees enough memory for the planned deployment if its start failed for want of it."""
         if self.planned is None or not has_memory_error(self.errors):
@@ -162,6 +154,7 @@ class Diagnosis:
             modes=self.modes,
             translate=partial(translate_arguments, engine=self.engine_name),
             before=self.case and self.case.simulated,
+            memory=self.planned and get_memory_plan(self.planned.deployment),
         ).strip("\n")
 
     def to_json(self) -> dict[str, object]:

@@ -158,15 +158,6 @@ class DiagnosisCase:
         return bool(is_averaged) or not measured.is_idle
 
     @property
-    def in_flight_statement(self) -> str:
-        """How many requests run and wait at once, and whether the gauges tell it."""
-        counts = f"{self.mean_running:.0f} running and {self.mean_waiting:.0f} waiting at once"
-        if not self.measured.is_idle:
-            return counts
-        idle = "taken while nothing ran: the gauges tell nothing of the load"
-        return f"{idle}; on average {counts}" if self.knows_in_flight else idle
-
-    @property
     def kv_usage_statement(self) -> str:
         """How full the KV cache is, as evidence."""
         if self.measured.is_idle:
