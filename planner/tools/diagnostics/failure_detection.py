@@ -219,26 +219,6 @@ class DiagnosisCase:
             "waiting", 0.0
         ) >= max(4.0, 0.1 * self.mean_running)
 
-    @property
-    def front_end_delay_s(self) -> float | None:
-        """Seconds of the TTFT outside queue and prefill, beyond the front end's planned time."""
-        ttft, queue, prefill = (
-            self.measured.get_mean(role) for role in ("ttft", "queue", "prefill")
-        )
-        if ttft is None or queue is None or prefill is None:
-            return None
-        step = (
-            build_step_model(self.planned.deployment, self.measured_workload)
-            if self.planned
-            else None
-        )
-        planned_s = (
-            step.request_s + self.measured_workload.prompt.mean * step.prompt_token_s
-            if step and self.measured_workload
-            else 0.0
-        )
-        return ttft - queue - prefill - planned_s
-
 
 def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
     """Return every failure mode that has evidence, the likeliest cause first."""
@@ -441,15 +421,17 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 
 def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Find a first token that is late because of the front end."""
-    outside, late = case.front_end_delay_s, {slo.target.metric for slo in case.violated_slos}
-    has_slo = case.planned is not None and any(
-        target.metric == "ttft" for target in case.planned.targets
-    )
-    if outside is None or (has_slo and not late & {"ttft", "e2e"}):
+    planned, workload = case.planned, case.measured_workload
+    late = {slo.target.metric for slo in case.violated_slos}
+    has_slo = planned is not None and any(target.metric == "ttft" for target in planned.targets)
+    measured = [case.measured.get_mean(role) for role in ("ttft", "queue", "prefill")]
+    if None in measured or (has_slo and not late & {"ttft", "e2e"}):
         return
-    ttft, queue, prefill = (
-        1e3 * (case.measured.get_mean(role) or 0.0) for role in ("ttft", "queue", "prefill")
-    )
+    ttft, queue, prefill = (1e3 * (mean or 0.0) for mean in measured)
+    outside = (ttft - queue - prefill) / 1e3
+    if planned and workload:
+        step = build_step_model(planned.deployment, workload)
+        outside -= step.request_s + workload.prompt.mean * step.prompt_token_s
     if outside > FRONT_END_DELAY_S and outside * 1e3 > FRONT_END_DELAY_S * ttft:
         text = (
             f"{outside * 1e3:,.0f} of {ttft:,.0f} ms to the first token are neither queue"

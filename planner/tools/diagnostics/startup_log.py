@@ -77,7 +77,15 @@ def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
         logged.setdefault(name, value_text)
     for name, our_name in _ARGUMENT_NAMES.items():
         if name in logged:
-            arguments.setdefault(our_name, _parse_value(logged[name]))
+            text_value = logged[name].removeprefix("torch.").removesuffix(".json")
+            arguments.setdefault(
+                our_name,
+                int(text_value)
+                if re.fullmatch("[0-9]{1,15}", text_value)
+                else float(text_value)
+                if re.fullmatch(r"\d*\.\d+", text_value)
+                else {"True": True, "False": False, "None": None}.get(text_value, text_value),
+            )
     if version := re.search(LOG_PHRASES["version"], text):
         arguments["engine_version"] = version[1]
     if speculative := re.search(
@@ -126,18 +134,4 @@ def _find_numbers(pattern: str, text: str) -> list[str]:
     matches = islice(re.finditer(re.escape(phrase), text), 1000)
     return re.findall(
         pattern, "\n".join(text[max(m.start() - 40, 0) : m.end() + 200] for m in matches)
-    )
-
-
-def _parse_value(text: str) -> str | float | None:
-    """Return the value of a Python literal in a log, without torch's prefix of dtypes."""
-    text = text.removeprefix("torch.").removesuffix(".json")
-    if text in ("True", "False", "None"):
-        return {"True": True, "False": False, "None": None}[text]
-    return (
-        int(text)
-        if re.fullmatch("[0-9]{1,15}", text)
-        else float(text)
-        if re.fullmatch(r"\d*\.\d+", text)
-        else text
     )

@@ -266,7 +266,8 @@ def lint(
         # a command line is typed for the day, and what Headroom planned says so itself
         if command.setup and is_hub_name(model) and not is_pinned:
             notes.append(f"each start pulls the latest revision of {model}: --revision pins it")
-        notes += filter(None, [neighbours.describe(checked)])
+        if neighbours.commands:
+            notes.append(f"{command.where} shares GPU {neighbours.gpu} with {neighbours.names}")
         notes += (
             []
             if version or command.version

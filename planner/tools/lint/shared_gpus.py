@@ -27,11 +27,6 @@ class GpuNeighbours:
         shares = ((one.command.where, get_share_of_memory(one)) for one in self.commands)
         return " and ".join(f"{where} ({share:g})" for where, share in shares)
 
-    def describe(self, checked: CheckedCommand) -> str:
-        """Say beside what a server is planned; empty without others."""
-        where = checked.command.where
-        return f"{where} shares GPU {self.gpu} with {self.names}" if self.commands else ""
-
     def estimate_bytes(self, gpu: str) -> int:
         """Estimate the bytes that the others hold of a GPU of that kind, once they run."""
         size = 0
