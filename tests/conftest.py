@@ -129,7 +129,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter) -> None:
     done = ", ".join(f"{WORK[kind]:,} {kind} of {most:,}" for kind, most in BUDGET.items())
-    terminalreporter.write_line(f"work of this process's tests: {done}".replace("_", " "))
+    terminalreporter.write_line(f"work of the run: {done}".replace("_", " "))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

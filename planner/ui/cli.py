@@ -44,7 +44,7 @@ COMMANDS = {
 
 REPLACEMENTS = {
     "gpus": "`headroom list gpus`",
-    "mcp": "the `--json` of any command",
+    "mcp": "the `--json` of commands such as `headroom plan`",
     "models": "`headroom list models`",
     "review": "`headroom lint` of both files",
     "scenarios": "`headroom list scenarios`",
