@@ -29,9 +29,6 @@ MIN_MMA_ROWS = {"hopper": 64}
 
 A decoding GQA group is padded to them (wgmma: 64).
 """
-SPARSE_ATTENTION_TOKENS = 2048
-"""Tokens per query of DeepSeek sparse attention (`index_topk` of DeepSeek-V3.2 and GLM-5)."""
-
 DELTA_RULE_PASSES = 3
 """Values that the delta rule's chunked kernels pass on per result, with gates and triangles.
 
@@ -251,20 +248,18 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
                 queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
                 decode = queries * mixer.heads / tp
                 padded = queries * max(mixer.heads / tp, rows / dcp)
-                kind, window = (
-                    ("sparse", SPARSE_ATTENTION_TOKENS)
-                    if mixer.index_heads
-                    else ("latent", mixer.window)
-                )
                 expanded = (
                     2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rotary_dim + mixer.v_dim)
                 )
-                # selected latents are not expanded
-                prefill = padded if kind == "sparse" else expanded
-                add(kind, window, times, mixer.kv_elements * width / dcp, padded, decode, prefill)
+                # latents that are selected or compressed are not expanded
+                is_dense = mixer.spans == ((None, 1),)
+                kind, prefill = ("latent", expanded) if is_dense else ("sparse", padded)
+                costs = mixer.kv_elements * width / dcp, padded, decode, prefill
+                for reach, latents in mixer.spans:
+                    add(kind, reach, times, *(latents * cost for cost in costs))
                 # the indexer scores the whole context, in fp8: twice the bf16 rate
                 if mixer.has_indexer_cache:
-                    score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
+                    score = mixer.index_heads * mixer.index_dim / mixer.compress
                     add("index", None, times, mixer.index_bytes, score, score, score)
     return tuple(AttentionWork(kind, window, *costs) for (kind, window), costs in totals.items())
 

@@ -94,16 +94,16 @@ def sum_cache_bytes(caches: Mapping[LayerCache, int]) -> tuple[float, float, int
 
 def _list_latent_caches(mixer: LatentAttention, width: float) -> list[LayerCache]:
     """List an MLA layer's latents and index keys, which are always FP8 with FP32 scales."""
-    keys = mixer.index_dim + 4 * math.ceil(mixer.index_dim / 128) if mixer.has_indexer_cache else 0
+    keys = mixer.index_bytes
     if mixer.window:
-        return _list_compressed_caches(mixer, mixer.window, keys)
+        return _list_compressed_caches(mixer, mixer.window)
     latent = mixer.kv_elements * width
     if mixer.index_heads and width < 2:
         latent = FP8_DS_MLA_BYTES if width == 1 else NVFP4_DS_MLA_BYTES
     return [LayerCache("full", latent)] + [LayerCache("full", keys)] * bool(keys)
 
 
-def _list_compressed_caches(mixer: LatentAttention, window: int, keys: int) -> list[LayerCache]:
+def _list_compressed_caches(mixer: LatentAttention, window: int) -> list[LayerCache]:
     """List DeepSeek-V4's latents of window and compressed tokens, index keys and FP32 states.
 
     vLLM 0.27 models/deepseek_v4 (attention, compressor): pages are padded to multiples of 576
@@ -113,7 +113,7 @@ def _list_compressed_caches(mixer: LatentAttention, window: int, keys: int) -> l
     def pad_page(size: int) -> int:
         return math.ceil(size / 576) * 576
 
-    ratio = mixer.compress
+    ratio, keys = mixer.compress, round(mixer.index_bytes * mixer.compress)
     overlap, block = (2, 4) if keys else (1, 8)
     latent_page = pad_page(64 * V4_LATENT_BYTES)
     caches = [LayerCache("window", V4_LATENT_BYTES, window, block=64, page_bytes=latent_page)]

@@ -3,6 +3,7 @@
 `models.hf_config` builds them from a `config.json`. Counts are elements, sizes bytes.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,8 +70,9 @@ class LatentAttention:
     nope_dim: int
     rotary_dim: int
     v_dim: int
-    index_heads: int = 0  # of the indexer that selects tokens (DeepSeek-V3.2 sparse attention)
+    index_heads: int = 0  # of the indexer that selects latents (DeepSeek-V3.2 sparse attention)
     index_dim: int = 0
+    selected_latents: int | None = None  # that a query attends to
     has_indexer_cache: bool = False  # False with `index_heads`: uses another layer's selection
     window: int | None = None  # DeepSeek-V4: a sliding window of latents beside the compressed ones
     compress: int = 1  # tokens per stored latent (DeepSeek-V4: 4 or 128; 0: only the window's)
@@ -83,12 +85,16 @@ class LatentAttention:
 
     @property
     def index_bytes(self) -> float:
-        """Bytes of index keys per token: FP8 with scales (V3.2), or bf16 per 4 tokens (V4)."""
-        if not self.has_indexer_cache:
-            return 0
-        if self.window:
-            return self.index_dim * 2 / self.compress
-        return self.index_dim + 4 * -(-self.index_dim // 128)
+        """Bytes of index keys per token: FP8 with a 4-byte scale per 128 (vLLM's indexer cache)."""
+        key = self.index_dim + 4 * math.ceil(self.index_dim / 128)
+        return key / self.compress if self.has_indexer_cache else 0
+
+    @property
+    def spans(self) -> tuple[tuple[int | None, float], ...]:
+        """(tokens back to which a query attends, latents per token there); None: all tokens."""
+        reach = self.selected_latents * self.compress if self.selected_latents else None
+        all_latents = ((reach, 1 / self.compress),) if self.compress else ()
+        return ((self.window, 1.0),) * bool(self.window) + all_latents
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from planner.models.transformer_blocks import (
     build_linear,
     build_vector,
     join_weights,
+    read_indexer,
 )
 
 RECURRENT_PART = "linear_ssm"
@@ -180,9 +181,7 @@ def build_compressed_attention(
     groups, o_rank = c.read_int("o_groups"), c.read_int("o_lora_rank")
     if ratio not in (0, 4, 128):
         raise c.make_field_error("compress_ratios", "entries among 0, 4 and 128", ratio)
-    index_heads, index_dim = (
-        (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if ratio == 4 else (0, 0)
-    )
+    index_heads, index_dim, selected = read_indexer(c) if ratio == 4 else (0, 0, None)
     window = c.read_int("sliding_window", maximum=2**31)
     mixer = LatentAttention(
         heads,
@@ -192,6 +191,7 @@ def build_compressed_attention(
         dim,
         index_heads,
         index_dim,
+        selected,
         ratio == 4,
         window,
         compress=ratio,

@@ -146,6 +146,11 @@ def build_attention(
     ])  # fmt: skip
 
 
+def read_indexer(c: ConfigReader) -> tuple[int, int, int]:
+    """Read heads and dimension of an indexer, and how many latents it selects."""
+    return c.read_int("index_n_heads"), c.read_int("index_head_dim"), c.read_int("index_topk")
+
+
 def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttention, WeightTensors]:
     """Build multi-head latent attention, with an indexer if the field `indexer` is set."""
     heads = c.read_int("num_attention_heads", maximum=2**14)
@@ -158,11 +163,9 @@ def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttentio
     is_null = c.has_field("q_lora_rank") and c.config.get("q_lora_rank") is None
     q_rank = None if is_null else c.read_int("q_lora_rank", None)
     indexer = c.read_text_field("indexer")
-    index_heads, index_dim = (
-        (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if indexer else (0, 0)
-    )
+    index_heads, index_dim, selected = read_indexer(c) if indexer else (0, 0, None)
     mixer = LatentAttention(
-        heads, kv_rank, nope, rope, v_dim, index_heads, index_dim, indexer == "full"
+        heads, kv_rank, nope, rope, v_dim, index_heads, index_dim, selected, indexer == "full"
     )
     return mixer, join_weights([
         *((
