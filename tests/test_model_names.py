@@ -299,14 +299,14 @@ def test_deepseek_v4_attends_to_its_window_what_it_selects_and_all_of_the_coarse
 
 NOT_READ = """
     add_cross_attention add_full_attention_sink_bias attention_dropout attention_sink_size
-    attention_value_scale attn_implementation attn_logit_softcapping chunk_size chunk_size_feed_forward compress_rope_theta context_window_size
-    cross_attention_hidden_size eoa_token_index full_attn_layers ignore_index index_share_for_mtp_iteration
-    index_skip_topk_offset index_topk_freq index_topk_pattern indexer_rope_interleave
-    mamba_hidden_act mla_use_nope moe_layer_end_index moe_layer_start_index
+    attention_value_scale attn_implementation attn_logit_softcapping chunk_size chunk_size_feed_forward
+    compress_rope_theta context_window_size cross_attention_hidden_size eoa_token_index full_attn_layers
+    ignore_index index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq index_topk_pattern
+    indexer_rope_interleave mamba_hidden_act mla_use_nope moe_layer_end_index moe_layer_start_index
     mtp_hybrid_override_pattern norm_topk_prob output_attentions output_hidden_states prefill_chunk_size
     qk_head_dim query_pre_attn_scalar rope_interleave rope_interleaved rope_local_base_freq rope_theta
-    swa_rope_theta topk_group topk_method use_bidirectional_attention use_mamba_kernels
-    use_mrope use_unified_vision_chunk
+    swa_rope_theta topk_group topk_method use_bidirectional_attention use_mamba_kernels use_mrope
+    use_unified_vision_chunk
 """
 """Fields of published config.json files that change no size and no cost, or repeat another field."""
 PUBLISHED_FIELDS = """

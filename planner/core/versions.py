@@ -60,8 +60,13 @@ class Version:
         """The major and the minor number, which all patch releases share."""
         return self.major, self.minor
 
+    @property
+    def plain(self) -> str:
+        """The numbers alone, as text."""
+        return f"{self.major}.{self.minor}.{self.patch}"
+
     def __str__(self) -> str:
-        return self.text or f"{self.major}.{self.minor}.{self.patch}"
+        return self.text or self.plain
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:

@@ -59,15 +59,22 @@ class CalibrationEffect(StrictEntry):
     """One entry of a calibration catalog: factors of the coefficients if all conditions hold."""
 
     generation: str | None = None  # of the GPU, see `Gpu.kernel_generation`
-    gpu: str | None = None
+    die: str | None = None  # see `Gpu.die`
     model: str | None = None  # by `model_type`
     quantization: str | None = None
     before: Version | None = (
         None  # the engine's release; of equal entries the lowest bound above it holds
     )
+    releases: tuple[Version, ...] = ()  # at which the model was measured
     times: dict[str, PositiveFloat] = Field(default_factory=dict)
     kv_cache_dtype: str = "auto"  # set by the measured recipes if the deployment does not
-    points: int = 0  # measured on a GPU
+
+
+class MatrixShares(SourcedEntry):
+    """An entry of `catalogs/calibration/matrix_shares.yaml`, whose head explains every field."""
+
+    reference: str
+    shares: dict[str, PositiveFloat] = Field(default_factory=dict)
 
 
 class CommonCalibration(SourcedEntry):

@@ -19,6 +19,7 @@ ComputeDtype = Literal["fp32", "fp16", "bf16", "int8", "fp8", "fp4"]
 class _GpuChip(StrictEntry):
     vendor: Literal["nvidia", "amd", "intel"]
     architecture: str
+    die: str = ""
     compute_capability: float | None = None
     power_w: PositiveFloat
     multiprocessors: PositiveInt | None = None
@@ -96,6 +97,7 @@ class Gpu:
     aliases: tuple[str, ...]
     vendor: str
     architecture: str
+    die: str  # GPUs of the same silicon have it in common
     compute_capability: float | None
     memory_bytes: int
     memory_basis: str  # "reported" by a driver, or "estimated" from similar GPUs
@@ -167,7 +169,8 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
     return Gpu(
         name=name,
         aliases=entry.aliases,
-        **chip.model_dump(exclude={"power_w", "clock_ghz", "geforce"}),
+        **chip.model_dump(exclude={"power_w", "clock_ghz", "geforce", "die"}),
+        die=chip.die or name,
         is_geforce=chip.geforce,
         boost_clock_hz=chip.clock_ghz and chip.clock_ghz * 1e9,
         memory_bytes=round(memory.gib * GIB),

@@ -1,10 +1,11 @@
 """Look up the coefficients of the step model: `catalogs/calibration/ENGINE.yaml`.
 
 They say what fraction of its published peaks a GPU reaches under an engine. Coefficients are common
-to all measured runs of an engine, times effects of the GPU's generation, the GPU, the engine's
-release and the model. Each effect is pulled towards 1 as far as measurements leave it open (partial
-pooling). What single runs say beyond that is in `measured_residuals`. A user's own file, with
-entries by GPU, takes precedence if an `Engine` carries it.
+to all measured runs of an engine, times effects of the GPU's generation and die, the engine's
+release and the model; of a single GPU's own there is nothing but its data sheet. Each effect is
+pulled towards 1 as far as measurements leave it open (partial pooling). What single runs say beyond
+that is in `measured_residuals`. A user's own file, with entries by GPU, takes precedence if an
+`Engine` carries it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,7 @@ from planner.core.versions import Version
 from planner.engines.coefficients import (
     CalibrationEffect,
     CommonCalibration,
+    MatrixShares,
     StepCoefficients,
     UserCalibration,
     list_coefficient_names,
@@ -30,11 +32,6 @@ from planner.hardware.gpus import Gpu, get_gpu
 from planner.models.registry import Model
 
 CalibrationBasis = Literal["measured", "model-transfer", "gpu-transfer", "prior"]
-POWER_REFERENCE_GPUS = {
-    "turing": "Quadro-RTX-8000", "ampere": "A100-SXM-80GB", "ada": "L40S", "hopper": "H100-SXM",
-    "blackwell": "B200", "blackwell-desktop": "RTX-PRO-6000", "cdna3": "MI300X", "cdna4": "MI355X",
-}  # fmt: skip
-"""A GPU of each generation whose peaks and power limit go together as the fitted fractions assume."""
 PEAK_COEFFICIENTS = ("gemm_bf16", "gemm_fp8", "gemm_fp4", "expert_gemm", "attention")
 """Fractions of a matrix peak."""
 RELEASE_BOUNDARIES = {
@@ -57,7 +54,6 @@ class CalibratedCoefficients:
 
     coefficients: StepCoefficients
     kv_cache_dtype: str
-    points: int  # measured on this GPU under this engine
     note: str
 
 
@@ -68,7 +64,7 @@ class CalibrationCatalog:
     common: CommonCalibration
     effects: Mapping[str, CalibrationEffect]
 
-    def matches(self, effect: CalibrationEffect, engine: Engine, **conditions: str | int) -> bool:
+    def matches(self, effect: CalibrationEffect, release: Version, **conditions: str) -> bool:
         """Return whether an effect applies under these conditions and the engine's release.
 
         Of effects of one kind with `before`, the lowest one above the release applies.
@@ -83,9 +79,7 @@ class CalibrationCatalog:
             for other in self.effects.values()
             if other.before and {name: getattr(other, name) for name in conditions} == kind
         ]
-        return effect.before == min(
-            (bound for bound in bounds if engine.release < bound), default=None
-        )
+        return effect.before == min((bound for bound in bounds if release < bound), default=None)
 
 
 @cache
@@ -134,6 +128,23 @@ def apply_user_calibrations(engine: Engine, user: Mapping[str, UserCalibration])
     )
 
 
+def find_known_release(engine: Engine, model_type: str) -> Version:
+    """Find the last release up to the engine's at which a kind of model was measured.
+
+    What a later one changes for other models it need not change for this. It is the engine's own
+    where none is known.
+    """
+    effects = load_calibration_catalog(engine.name).effects.values()
+    measured = (
+        release
+        for effect in effects
+        if effect.model == model_type
+        for release in effect.releases
+        if release <= engine.release
+    )
+    return max(measured, default=engine.release)
+
+
 @cache
 def look_up_coefficients(
     gpu: Gpu, engine: Engine, model_type: str, quantization: str
@@ -143,49 +154,56 @@ def look_up_coefficients(
     `model_type` is that of config.json.
     """
     catalog = load_calibration_catalog(engine.name)
-    conditions: dict[str, str | int] = {
+    release = find_known_release(engine, model_type)
+    conditions = {
         "generation": gpu.kernel_generation,
-        "gpu": gpu.name,
+        "die": gpu.die,
         "model": model_type,
         "quantization": quantization,
     }
     effects = [
         effect
         for effect in catalog.effects.values()
-        if catalog.matches(effect, engine, **conditions)
+        if catalog.matches(effect, release, **conditions)
     ]
     values = dict(catalog.common.coefficients)
     for effect in effects:
         for name, factor in effect.times.items():
             values[name] *= factor
-    points = sum(effect.points for effect in effects if effect.gpu == gpu.name)
-    if not points:
-        values |= _raise_shares_of_cut_gpu(gpu, values)
     user = engine.calibration.get(gpu.name)
     dtype = next((e.kv_cache_dtype for e in effects if e.kv_cache_dtype != "auto"), "auto")
-    known = StepCoefficients(**values)
+    known = adapt_to_power(gpu, StepCoefficients(**values))
     if user is None:
-        return CalibratedCoefficients(known, dtype, points, catalog.common.source)
+        return CalibratedCoefficients(known, dtype, catalog.common.source)
     return CalibratedCoefficients(
-        replace(known, **user.coefficients), user.kv_cache_dtype, user.points, user.source
+        replace(known, **user.coefficients), user.kv_cache_dtype, user.source
     )
 
 
-def _raise_shares_of_cut_gpu(gpu: Gpu, values: Mapping[str, float]) -> dict[str, float]:
-    """Return the coefficients that rise where a GPU that nobody measured has more power for its peak.
+@cache
+def load_matrix_shares() -> dict[str, MatrixShares]:
+    """Load shares of peak that were timed in isolation, by die or generation."""
+    return load_catalog("calibration/matrix_shares.yaml", MatrixShares)
+
+
+def adapt_to_power(gpu: Gpu, known: StepCoefficients) -> StepCoefficients:
+    """Return a die's coefficients on a GPU with more power for its peak: shares of peak rise.
 
     At a share f of the peak a product takes 1 of its time to compute, and 1/f - 1 more for want of
-    power. A card that is cut to q of its generation's peak per watt waits less: f' = 1 / (1 + (1/f - 1) q).
+    power. A card that is cut to q of its die's peak per watt waits less: f' = 1 / (1 + (1/f - 1) q).
     Large BF16 products: L40S reaches 0.62 of its peak, L20 (q 0.42) 0.92, the law 0.80; MI300X 0.54, MI325X
     (0.75) 0.64, 0.61. With less power for the peak than the reference, clocks fall, which costs less speed
     than power: nothing changes.
     """
-    name = POWER_REFERENCE_GPUS.get(gpu.kernel_generation)
-    if name is None:
-        return {}
-    peaks_per_watt = [each.peak_flops["fp16"] / each.board_limit_w for each in (gpu, get_gpu(name))]
-    q, reached = min(peaks_per_watt[0] / peaks_per_watt[1], 1.0), min(values["gemm_bf16"], 1.0)
-    return {each: values[each] / (reached + (1 - reached) * q) for each in PEAK_COEFFICIENTS}
+    entries = load_matrix_shares()
+    if (entry := entries.get(gpu.die) or entries.get(gpu.kernel_generation)) is None:
+        return known
+    peaks_per_watt = [
+        each.peak_flops["fp16"] / each.board_limit_w for each in (gpu, get_gpu(entry.reference))
+    ]
+    q, reached = min(peaks_per_watt[0] / peaks_per_watt[1], 1.0), min(known.gemm_bf16, 1.0)
+    rise = 1 / (reached + (1 - reached) * q)
+    return replace(known, **{name: getattr(known, name) * rise for name in PEAK_COEFFICIENTS})
 
 
 def get_deployment_coefficients(deployment: Deployment) -> CalibratedCoefficients:

@@ -31,10 +31,17 @@ from planner.core.units import MIB
 from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import get_gpu
-from planner.latency.coefficient_lookup import CalibrationBasis, find_era, get_weight_format_name
+from planner.latency.coefficient_lookup import (
+    CalibrationBasis,
+    find_era,
+    find_known_release,
+    get_weight_format_name,
+)
 from planner.models.architecture import DecoderLayer
 
 ResidualMetric = Literal["tpot", "ttft"]
+USUAL_SEQUENCES = 64.0
+"""Sequences per engine up to which `ProcessShape.load` changes nothing."""
 MAX_NEIGHBOURS = 64
 """Runs that share most with what is asked, from which the width of its error comes."""
 ROWS_AT_ONCE = 64
@@ -71,6 +78,10 @@ class ProcessShape(StrictEntry):
     levels: dict[str, ProcessLevel]
     length_scales: tuple[PositiveFloat, ...]  # of `POSITION_COLUMNS`, in ln
     noise: PositiveFloat  # standard deviation between repeats of a run
+    widths: dict[
+        str, PositiveFloat
+    ]  # factor of the standard deviation, by engine or kind of layout
+    load: float  # exponent of the sequences over `USUAL_SEQUENCES` that it grows with
 
     @cached_property
     def variances(self) -> np.ndarray:
@@ -108,25 +119,33 @@ def name_attention(layers: Sequence[DecoderLayer]) -> str:
 
 
 def complete_traits(engine: str, traits: Mapping[str, str]) -> dict[str, str]:
-    """Add what follows from a run's columns: its era, the GPU's generation, the kind of layout."""
+    """Add what follows from a run's columns: its era, the GPU's die and generation, the kind of layout."""
     kinds = {name: int(traits[name]) > 1 for name in ("pp", "dp", "tp")}
+    gpu = get_gpu(traits["gpu"])
     return {
+        "release": traits["version"],
         **traits,
         "engine": engine,
         "era": find_era(engine, Version.parse(traits["version"])),
-        "generation": get_gpu(traits["gpu"]).kernel_generation,
+        "generation": gpu.kernel_generation,
+        "die": gpu.die,
         "layout_kind": next((name for name, is_used in kinds.items() if is_used), "one GPU"),
     }
 
 
 @lru_cache(maxsize=16_384)
 def describe_traits(deployment: Deployment) -> tuple[tuple[str, str], ...]:
-    """Return names and values of a deployment's traits; it belongs to no measured curve."""
-    model, layout, release = deployment.model, deployment.layout, deployment.engine.release
+    """Return names and values of a deployment's traits; it belongs to no measured curve.
+
+    `version` is the last release at which its kind of model was measured, `release` the engine's.
+    """
+    model, layout, engine = deployment.model, deployment.layout, deployment.engine
+    known = find_known_release(engine, model.architecture.model_type)
     traits = complete_traits(
-        deployment.engine.name,
+        engine.name,
         {
-            "version": f"{release.major}.{release.minor}.{release.patch}", "gpu": deployment.gpu.name,
+            "version": known.plain, "release": engine.release.plain,
+            "gpu": deployment.gpu.name,
             "model_type": model.architecture.model_type, "model": model.name,
             "quantization": get_weight_format_name(model),
             "attention": name_attention(model.architecture.layers),
@@ -298,6 +317,17 @@ def estimate_residual(point: OperatingPoint, metric: ResidualMetric) -> tuple[fl
     prior = _relate_traits(point.engine, metric, point.traits)[2]
     variance = prior - float((explained**2).sum())
     return float(cross[0] @ runs.pull), math.sqrt(max(variance, 1e-6))
+
+
+def widen_sigma(point: OperatingPoint, metric: ResidualMetric, *sigmas: float) -> float:
+    """Widen the standard deviation that independent ones make at a point, to hold what was left out.
+
+    It is never less than what repeats differ by.
+    """
+    shape, kind = load_process_shapes()[metric], dict(point.traits)["layout_kind"]
+    factors = shape.widths.get(point.engine, 1.0) * shape.widths.get(kind, 1.0)
+    factors *= max(math.exp(point.position[0]) / USUAL_SEQUENCES, 1.0) ** shape.load
+    return max(factors * math.hypot(*sigmas), shape.noise)
 
 
 def find_nearest_run(point: OperatingPoint) -> Mapping[str, str] | None:

@@ -36,6 +36,7 @@ from planner.latency.measured_residuals import (
     estimate_mean_residuals,
     estimate_residual,
     get_basis,
+    widen_sigma,
 )
 from planner.latency.step_work import StepWork, count_step_work, resolve_planned_kv_dtype
 from planner.memory.kv_cache import get_kv_element_bytes, resolve_kv_cache_dtype
@@ -53,12 +54,11 @@ SHARE_RIDGE = 0.3
 
 It was chosen by the errors of measured curves that were left out (2026-11).
 """
-PROMPT_WAIT_SIGMA = 0.4
+PROMPT_WAIT_SIGMA = 0.15
 """Standard deviation of ln(measured / predicted) of the part of TPOT that waits for prompts.
 
 It comes on top of what measured runs say of steps: how prompts of others bunch up and meet in
-steps differs from run to run. Of the runs of `validation/cohort.csv`, predicted without their
-curves, 80% intervals of TPOT then hold 84% (75% without) and have the best interval score (2026-11).
+steps differs from run to run. Chosen by the interval score of what is left out (2026-11).
 """
 FIXED_POINT_ROUNDS = 8
 """Rounds in which the sequences of an open loop and the time of their steps agree."""
@@ -549,14 +549,14 @@ def build_step_model(
     _, usual = _estimate_residuals(point.engine, point.traits, step.stages, position)
     full = point._replace(position=(math.log(deployment.args.max_num_seqs), *position))
     plain = build_uncorrected_step_model(deployment.with_replicas(1), coefficients)
-    in_tpot, _ = _estimate_shares(
-        plain, math.exp(point.position[0]), load.mean_decode_context,
-        round(load.prompt.mean - load.mean_cached_tokens), load.output.mean,
-        cached=round(load.mean_cached_tokens),
+    tpot, most = (
+        widen_sigma(
+            each, "tpot", estimate_residual(each, "tpot")[1],
+            PROMPT_WAIT_SIGMA * estimate_prompt_share(plain, load, math.exp(each.position[0])),
+        )
+        for each in (point, full)
     )  # fmt: skip
-    tpot, most = (estimate_residual(each, "tpot")[1] for each in (point, full))
-    tpot = math.hypot(tpot, PROMPT_WAIT_SIGMA * (1 - float(in_tpot)))
-    ttft = math.hypot(here - usual, ttft)
+    ttft = widen_sigma(point, "ttft", ttft, here - usual)
     basis = get_basis(point)
     if user := deployment.engine.calibration.get(deployment.gpu.name):
         own = user.sigma_tpot or 0.0, user.sigma_ttft or 0.0, user.sigma_tpot or 0.0
@@ -633,6 +633,16 @@ def _estimate_shares(
     prompt_s = max(step.estimate_prompt(prompt, cached).seconds - alone_s, 0.0)
     waited_s = np.asarray(sequences) * prompt_s * step.tokens_per_step / output
     return decode_s / (waited_s + decode_s), prompt_s / (prompt_s + decode_s)
+
+
+def estimate_prompt_share(step: StepModel, load: Workload, sequences: float) -> float:
+    """Estimate the share of TPOT that waits for prompts of others, with so many sequences."""
+    in_tpot, _ = _estimate_shares(
+        step, sequences, load.mean_decode_context,
+        round(load.prompt.mean - load.mean_cached_tokens), load.output.mean,
+        cached=round(load.mean_cached_tokens),
+    )  # fmt: skip
+    return 1 - float(in_tpot)
 
 
 def _weigh_share(share: Any) -> Any:

@@ -36,15 +36,22 @@ def measure_errors(rows, metric):
     return np.log(predicted / measured).abs()
 
 
+LEAST_GROUP, MOST_GROWTH = 10, 1.1
+"""A group of so many points may not be so much further off, beyond what repeats differ."""
+
+
 def find_worse_groups(pinned, now, metric):
-    """Groups whose mean error grew by more than twice what repeats of so many points differ, with the worst points."""
+    """Groups whose mean error grew by a tenth, and more than repeats differ, with the worst points."""
     table = pd.DataFrame(pinned)
-    grown = (measure_errors(now, metric) - measure_errors(pinned, metric)).to_numpy()
+    before = measure_errors(pinned, metric).to_numpy()
+    grown = measure_errors(now, metric).to_numpy() - before
     worse = []
     for by in COHORT_GROUPS:
         for group, points in table.groupby(by).groups.items():
             known = points[np.isfinite(grown[points])]
-            if len(known) and grown[known].mean() > 2 * REPEATS[metric] / np.sqrt(len(known)):
+            noise = REPEATS[metric] / np.sqrt(max(len(known), 1))
+            allowed = max((MOST_GROWTH - 1) * before[known].mean(), noise)
+            if len(known) >= LEAST_GROUP and grown[known].mean() > allowed:
                 worst = sorted(known, key=lambda k: -grown[k])[:5]
                 said = [
                     f"{table['model'][k]} on {table['gpu'][k]}, {table['concurrency'][k]} in flight:"

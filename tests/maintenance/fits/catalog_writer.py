@@ -1,19 +1,31 @@
 """Write the calibration catalogs of all engines from a pooled fit of all runs: `make fit`."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping
-from itertools import takewhile
+from functools import cached_property
+from itertools import permutations, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from fits.pooled_fit import COMMON_PRIORS, PooledFit, fit_pooled, load_measured_runs
+from fits.accuracy_page import write_left_out
+from fits.pooled_fit import (
+    COMMON_MEDIANS,
+    PooledFit,
+    compute_log_ratios,
+    fit_pooled,
+    get_prior_medians,
+    load_measured_runs,
+)
 from fits.process_fit import summarize_left_out
 from fits.residual_fit import write_residuals
 from planner.core.catalog import CATALOG_DIR
 from planner.core.files import get_report_date, replace_atomically
 from planner.core.readers import read_text
+from planner.hardware.gpus import Gpu
 from planner.latency.coefficient_lookup import (
     RELEASE_BOUNDARIES,
     load_calibration_catalog,
@@ -25,13 +37,25 @@ MIN_EFFECT_CHANGE, MIN_PACE_CHANGE = 0.02, 0.002
 """
 
 
+ORDERED_PEAKS = {"gemm_bf16": "fp16", "gemm_fp8": "fp8", "attention": "fp16"}
+"""Shares of peak whose rates keep the order of the data sheets, and the peak of each."""
+ORDERING_ROUNDS = 20
+
+
+def exceeds(one: Gpu, other: Gpu) -> bool:
+    """Return whether a GPU of the same vendor has at least another's bandwidth and dense peaks."""
+    peaks = ((one.peak_flops.get(dtype, 0.0), peak) for dtype, peak in other.peak_flops.items())
+    figures = ((one.memory_bandwidth, other.memory_bandwidth), *peaks)
+    return one.vendor == other.vendor and all(mine >= theirs for mine, theirs in figures)
+
+
 def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[str, Any]:
     """Return the entries of an engine's calibration catalog by name."""
     catalog = _EngineCatalog(fit, engine)
     catalog.add_common(date)
     catalog.add_releases()
     catalog.add_generations()
-    catalog.add_gpus()
+    catalog.add_dies()
     catalog.add_models()
     return catalog.entries
 
@@ -81,8 +105,8 @@ class _EngineCatalog:
         start = self.sum_effects(("common", ""), ("engine", self.engine), ("release", self.newest))
         self.entries["common"] = {
             "coefficients": {
-                name: float(f"{value * np.exp(start.get(name, 0)):.4g}")
-                for name, (value, _) in COMMON_PRIORS.items()
+                name: float(f"{median * np.exp(start.get(name, 0)):.4g}")
+                for name, median in COMMON_MEDIANS.items()
             },
             "source": f"{len(self.runs)} public runs, see validation/measured_runs.csv; make fit",
             "date": date,
@@ -98,36 +122,92 @@ class _EngineCatalog:
                 self.add(f"before {bound}", older, {"before": bound})
 
     def add_generations(self) -> None:
-        """Add what generations of GPUs change, at the newest release and at older ones."""
+        """Add what generations change, at the newest release and at older ones.
+
+        The KV cache formats that recipes give some stay.
+        """
         measured = self.list_groups("generation")
         for generation in self.list_groups("generation", all_engines=True):
             newest = ("release generation", f"{self.newest}|{generation}")
             latest = self.sum_effects(newest)
-            own = self.sum_effects(("generation", generation), newest)
+            start = compute_log_ratios(get_prior_medians(generation), COMMON_MEDIANS)
+            own = _add(self.sum_effects(("generation", generation), newest), start)
             self.add(generation, own, {"generation": generation}, always=generation in measured)
             for bound in self.bounds:
                 era = f"{self.engine}|{bound}|{generation}"
                 if older := self.sum_effects(("release generation", era)):
                     conditions = {"generation": generation, "before": bound}
                     self.add(f"{generation} before {bound}", _subtract(older, latest), conditions)
-
-    def add_gpus(self) -> None:
-        """Add what GPUs change, and the KV cache formats that recipes give some."""
-        for gpu in self.list_groups("gpu", all_engines=True):
-            own = self.sum_effects(("gpu", gpu), ("gpu engine", f"{gpu}|{self.engine}"))
-            points = sum(run.deployment.gpu.name == gpu for run in self.runs)
-            self.add(gpu, own, {"gpu": gpu, "points": points}, always=points > 0)
         for name, effect in load_calibration_catalog(self.engine).effects.items():
             if effect.kv_cache_dtype != "auto":  # from the recipes; no fit gives it
-                entry = self.entries.setdefault(name, {"gpu": effect.gpu})
-                entry["kv_cache_dtype"] = effect.kv_cache_dtype
+                self.entries[name]["kv_cache_dtype"] = effect.kv_cache_dtype
+
+    def add_dies(self) -> None:
+        """Add what dies change: where matrix products start from, and what their runs say."""
+        gpus = {run.deployment.gpu.die: run.deployment.gpu for run in self.fit.pool.runs}
+        measured = set(self.list_groups("die"))
+        for die, gpu in gpus.items():
+            usual = get_prior_medians(gpu.kernel_generation)
+            start = compute_log_ratios(get_prior_medians(gpu.die, gpu.kernel_generation), usual)
+            own = self.sum_effects(("die", die), ("die engine", f"{die}|{self.engine}"))
+            entry = _add(_add(own, start), self.order_shift.get(die, {}))
+            self.add(die, entry, {"die": die}, always=die in measured)
+
+    @cached_property
+    def order_shift(self) -> dict[str, dict[str, float]]:
+        """What brings dies into the order of their data sheets, by die and coefficient, as logarithms.
+
+        Where a die with at least another's bandwidth and peaks comes out slower in a product, both
+        get the mean of their rates, each with the weight of its runs (pool adjacent violators).
+        """
+        gpus = {run.deployment.gpu.die: run.deployment.gpu for run in self.fit.pool.runs}
+        weights = Counter(run.deployment.gpu.die for run in self.runs)
+        shift: dict[str, dict[str, float]] = {die: {} for die in gpus}
+        for name, dtype in ORDERED_PEAKS.items():
+            rates = {
+                die: self._sum_logs(gpu, name) + math.log(gpu.peak_flops[dtype])
+                for die, gpu in gpus.items()
+                if dtype in gpu.peak_flops
+            }
+            fitted = dict(rates)
+            for _ in range(ORDERING_ROUNDS):
+                for slow, fast in permutations(rates, 2):
+                    if exceeds(gpus[fast], gpus[slow]) and rates[slow] > rates[fast]:
+                        both = [weights[slow] + 1.0, weights[fast] + 1.0]
+                        rates[slow] = rates[fast] = float(
+                            np.average([rates[slow], rates[fast]], weights=both)
+                        )
+            for die, rate in rates.items():
+                shift[die][name] = rate - fitted[die]
+        return shift
+
+    def _sum_logs(self, gpu: Gpu, name: str) -> float:
+        """Return the logarithm of a coefficient on a GPU at the newest release."""
+        generation = gpu.kernel_generation
+        places = (
+            ("common", ""), ("engine", self.engine), ("release", self.newest),
+            ("generation", generation), ("release generation", f"{self.newest}|{generation}"),
+            ("die", gpu.die), ("die engine", f"{gpu.die}|{self.engine}"),
+        )  # fmt: skip
+        start = get_prior_medians(gpu.die, generation)[name]
+        return math.log(start) + self.sum_effects(*places).get(name, 0.0)
 
     def add_models(self) -> None:
         """Add what families of models, and their number formats, change."""
         measured = self.list_groups("model")
         for family in self.list_groups("model", all_engines=True):
             own = self.sum_effects(("model", family), ("model engine", f"{family}|{self.engine}"))
-            self.add(family, own, {"model": family}, always=family in measured)
+            releases = sorted(
+                {
+                    run.deployment.engine.release
+                    for run in self.runs
+                    if run.effect_groups["model"] == family
+                },
+                key=lambda release: (*release.series, release.patch),
+            )
+            known = {"releases": [release.plain for release in releases]} if releases else {}
+            conditions = {"model": family, **known}
+            self.add(family, own, conditions, always=family in measured)
         for label in self.list_groups("model format"):
             family, method = label.split("|")
             own = self.sum_effects(("model format", label))
@@ -135,8 +215,11 @@ class _EngineCatalog:
 
 
 def _subtract(older: Mapping[str, float], latest: Mapping[str, float]) -> dict[str, float]:
-    names = dict.fromkeys((*older, *latest))
-    return {name: older.get(name, 0) - latest.get(name, 0) for name in names}
+    return _add(older, {name: -value for name, value in latest.items()})
+
+
+def _add(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in dict.fromkeys((*one, *other))}
 
 
 def write_calibration_catalogs(fit: PooledFit, folder: Path = CATALOG_DIR / "calibration") -> None:
@@ -180,7 +263,9 @@ if __name__ == "__main__":
     fitted = fit_pooled(load_measured_runs(), report=print)
     write_calibration_catalogs(fitted)
     write_residuals(fitted)
+    left_out = summarize_left_out(fitted)
     replace_catalog_entries(
         CATALOG_DIR / "validation" / "held_back.yaml",
-        yaml.dump(summarize_left_out(fitted), sort_keys=False, width=110, Dumper=_CatalogDumper),
+        yaml.dump(left_out, sort_keys=False, width=110, Dumper=_CatalogDumper),
     )
+    write_left_out(left_out)

@@ -6,6 +6,7 @@ it. `make cohort` writes the predictions anew, and `tests/maintenance/test_gate.
 """
 
 import csv
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,14 @@ from itertools import groupby
 from typing import get_args
 
 import numpy as np
-from validation.serving_points import COHORT_FILE, SERVING_METRICS
+from validation.serving_points import (
+    COHORT_FILE,
+    COHORT_GROUPS,
+    SERVING_METRICS,
+    load_cohort,
+)
 
+from fits.accuracy_page import write_cohort
 from fits.pooled_fit import MEASURED_RUNS_FILE, MeasuredRun, load_rows, parse_measured_runs
 from planner.core.files import replace_atomically
 from planner.hardware.gpus import get_gpu
@@ -119,7 +126,14 @@ def predict_cohort(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         pairs, lambda pair: (pair[1].deployment.engine.name, pair[1].curve)
     ):
         with forget_curve(engine, curve):
-            predicted += [{**row, **_predict_run(run)} for row, run in group]
+            predicted += [
+                {
+                    **row,
+                    **_predict_run(run),
+                    "campaign": re.split("[@,(]", row["source"])[0].strip(),
+                }
+                for row, run in group
+            ]
     return predicted
 
 
@@ -132,6 +146,7 @@ def _predict_run(run: MeasuredRun) -> dict[str, str]:
     cells = {
         "generation": traits["generation"],
         "attention": traits["attention"],
+        "experts": "experts" if deployment.model.architecture.is_moe else "dense",
         "layout": traits["layout_kind"],
         "format": traits["quantization"],
         "load": (loads or ["heavy"])[0] if workload.concurrency else "open loop",
@@ -151,3 +166,4 @@ if __name__ == "__main__":
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
+    write_cohort(load_cohort(), COHORT_GROUPS)

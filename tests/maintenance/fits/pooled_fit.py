@@ -1,7 +1,7 @@
 """Fit the step-cost coefficients of all engines at once to every measured run.
 
 The logarithm of a coefficient is a sum of effects: what all runs have in common, and what the
-engine, the GPU's generation, the GPU, the release, the model and the layout add. Each effect has a
+engine, the GPU's generation and die, the release, the model and the layout add. Each effect has a
 normal prior around 0 (`EFFECT_LEVELS`), so a few runs move it little, and what a GPU lacks comes
 from its generation (partial pooling). Errors are ln(predicted / measured) under a Student-t
 likelihood (`robust_fit`). Predictions are analytical, shifted by how much the simulation of each
@@ -11,6 +11,7 @@ What it leaves of each run goes to `residual_fit`.
 """
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,8 +38,10 @@ from planner.core.units import MIB
 from planner.engines.coefficients import StepCoefficients, list_coefficient_names
 from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import (
+    adapt_to_power,
     find_era,
     get_weight_format_name,
+    load_matrix_shares,
 )
 from planner.latency.step_model import StepModel, build_target_step_model
 from planner.memory.memory_plan import get_memory_plan
@@ -67,6 +70,7 @@ COMMON_PRIORS: Mapping[str, tuple[float, float]] = {
     name: prior["kernels"] for name, prior in COEFFICIENT_PRIORS.items()
 }
 """Median and sigma of each coefficient before any serving run."""
+COMMON_MEDIANS = {name: COMMON_PRIORS[name][0] for name in list_coefficient_names()}
 
 
 class EffectLevel(TypedDict, total=False):
@@ -92,6 +96,7 @@ class MeasuredRun:
     workload: Workload
     measured: np.ndarray
     curve: str
+    is_mixed: bool = False  # a median over several releases, under the name of one
 
     @property
     def effect_groups(self) -> dict[str, str]:
@@ -105,8 +110,8 @@ class MeasuredRun:
             "common": "",
             "engine": engine.name,
             "generation": gpu.kernel_generation,
-            "gpu": gpu.name,
-            "gpu engine": f"{gpu.name}|{engine.name}",
+            "die": gpu.die,
+            "die engine": f"{gpu.die}|{engine.name}",
             "release": f"{engine.name}|{era}",
             "release generation": f"{engine.name}|{era}|{gpu.kernel_generation}",
             "model": family,
@@ -121,7 +126,8 @@ class MeasuredRun:
     def holdout_groups(self) -> dict[str, str]:
         """The groups that the run is held out with, by what may be new in a scenario."""
         groups, engine = self.effect_groups, self.deployment.engine
-        shared = {"pair": groups["pair"], "model": groups["model"], "gpu": groups["gpu"]}
+        gpu = self.deployment.gpu.name
+        shared = {"pair": groups["pair"], "model": groups["model"], "gpu": gpu}
         if self.deployment.layout.dp > 1:
             shared["pair"] += f"|{ATTENTION_DP}"
         weight_format = get_weight_format_name(self.deployment.model)
@@ -137,7 +143,8 @@ def load_rows(path: Path) -> list[dict[str, str]]:
 def parse_measured_runs(rows: Sequence[Mapping[str, str]], path: Path) -> list[MeasuredRun]:
     """Parse rows of the CSV file `path`.
 
-    Columns are those of `headroom predict`, `MEASURED_COLUMN_NAMES`, `curve` and `source`.
+    Columns are those of `headroom predict`, `MEASURED_COLUMN_NAMES`, `releases` (of
+    which a row is a median; empty: one), `curve` and `source`.
     """
     measured_runs = []
     for number, row in enumerate(rows, start=2):
@@ -155,6 +162,7 @@ def parse_measured_runs(rows: Sequence[Mapping[str, str]], path: Path) -> list[M
                 derive_effective_workload(deployment, workload),
                 np.log(values),
                 row["curve"],
+                int(row.get("releases") or 1) > 1,
             )
         )
     return measured_runs
@@ -183,7 +191,9 @@ class PooledRuns:
         self.runs, self.names = list(runs), list_coefficient_names()
         self.plans = [get_memory_plan(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
-        self.prior_logs = np.log([[COMMON_PRIORS[name][0] for name in self.names] for _ in runs])
+        gpus = [run.deployment.gpu for run in runs]
+        medians = [get_prior_medians(gpu.die, gpu.kernel_generation) for gpu in gpus]
+        self.prior_logs = np.log([list(each.values()) for each in medians])
         self.noise = MEASUREMENT_NOISE * np.array(
             [[STEADY_NOISE_FACTOR if run.workload.rate else 1.0] for run in runs]
         )
@@ -214,7 +224,9 @@ class PooledRuns:
         """Return the step model of each run with these log coefficients."""
         values = np.exp(logs).tolist()
         return [
-            build_target_step_model(run.deployment, StepCoefficients(*row))
+            build_target_step_model(
+                run.deployment, adapt_to_power(run.deployment.gpu, StepCoefficients(*row))
+            )
             for run, row in zip(self.runs, values, strict=True)
         ]
 
@@ -272,6 +284,23 @@ class PooledRuns:
         """Return the derivatives of `compute_errors`, [errors, effects]."""
         slopes = self.compute_jacobian(self.compute_log_coefficients(effect_logs))
         return (block_diag(slopes, "csr") @ self.design)[self.is_measured.ravel()]
+
+
+def get_prior_medians(*names: str) -> dict[str, float]:
+    """Return the median of each coefficient on a die or generation before any serving run.
+
+    Of several names the first with an entry in the kernel tables counts.
+    """
+    entries = load_matrix_shares()
+    shares = next((entries[name].shares for name in names if name in entries), {})
+    return {**COMMON_MEDIANS, **shares}
+
+
+def compute_log_ratios(values: Mapping[str, float], bases: Mapping[str, float]) -> dict[str, float]:
+    """Return ln(value / base) by name, where it is not 0."""
+    return {
+        name: math.log(values[name] / base) for name, base in bases.items() if values[name] != base
+    }
 
 
 def _get_prior_sigma(level: str, name: str) -> float:

@@ -22,7 +22,9 @@ from planner.workload.workload import Workload
 SERVING_POINTS_FILE = "validation/serving_points.yaml"
 SERVING_METRICS = ("TPOT", "TTFT")
 COHORT_FILE = CATALOG_DIR / "validation" / "cohort.csv"
-COHORT_GROUPS = ("engine", "generation", "attention", "layout", "format", "load")
+COHORT_GROUPS = (
+    "engine", "generation", "experts", "attention", "layout", "format", "load", "campaign",
+)  # fmt: skip
 """What the pinned cohort is grouped by: `generation` of GPUs, kinds of `attention` and `layout`."""
 FULL_KV_USAGE = 0.97
 """Fraction of KV blocks in use from which the KV cache limits the running requests; the rest is
