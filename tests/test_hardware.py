@@ -291,11 +291,11 @@ def test_a_replica_is_one_slice() -> None:
         deploy_on("Qwen/Qwen3-0.6B", gpu, pp=2)
 
 
-def test_a_slice_is_as_uncertain_as_a_gpu_that_nobody_measured() -> None:
+def test_a_slice_that_nobody_measured_is_less_certain_than_its_gpu() -> None:
     def width(gpu: str) -> float:
         return build_step_model(deploy_on("Qwen/Qwen3-8B", gpu)).sigma_tpot
 
-    assert width("H100-SXM-MIG-3g.40gb") > 1.1 * width("H100-SXM")
+    assert width("H100-SXM-MIG-3g.40gb") > width("H100-SXM")
 
 
 def test_cards_for_games_are_told_from_those_for_workstations() -> None:

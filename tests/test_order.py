@@ -87,8 +87,8 @@ def latencies() -> dict[tuple[object, ...], dict[str, tuple[float, float]]]:
             if served[1] == "awq" and (prompt == 8192 or "B" in gpu[:2]):
                 continue
             if get_memory_plan(deployed).pool.reported_tokens >= load * (prompt + 256):
-                lengths = map(LengthDistribution.from_constant, (prompt, 256))
-                run = run_short_simulation(deployed, Workload(*lengths, concurrency=load), 4 * load)
+                lengths = (LengthDistribution.from_uniform(most, 0.8) for most in (prompt, 256))
+                run = run_short_simulation(deployed, Workload(*lengths, concurrency=load), 2 * load)
                 times = (run.get(metric, "mean").mid for metric in ("ttft", "tpot"))
                 found[*served, prompt, load][gpu] = tuple(times)
     return found

@@ -200,7 +200,7 @@ def test_what_is_new_widens_the_interval() -> None:
 def test_pipeline_stages_and_new_kinds_of_attention_are_wide() -> None:
     """No run of vLLM with stages on H100 is among the measured."""
     widths = [
-        build_step_model(deploy_on("Qwen/Qwen3-32B", "H100", **layout)).sigma_tpot
+        build_step_model(deploy_on("Qwen/Qwen3-32B", "H100", **layout)).sigma_ttft
         for layout in ({"tp": 2}, {"tp": 2, "pp": 3})
     ]
     assert widths[1] > 1.15 * widths[0]

@@ -49,9 +49,10 @@ def find_worse_groups(pinned, now, metric):
     for by in COHORT_GROUPS:
         for group, points in table.groupby(by).groups.items():
             known = points[np.isfinite(grown[points])]
-            noise = REPEATS[metric] / np.sqrt(max(len(known), 1))
-            allowed = max((MOST_GROWTH - 1) * before[known].mean(), noise)
-            if len(known) >= LEAST_GROUP and grown[known].mean() > allowed:
+            if len(known) < LEAST_GROUP:
+                continue
+            noise = REPEATS[metric] / np.sqrt(len(known))
+            if grown[known].mean() > max((MOST_GROWTH - 1) * before[known].mean(), noise):
                 worst = sorted(known, key=lambda k: -grown[k])[:5]
                 said = [
                     f"{table['model'][k]} on {table['gpu'][k]}, {table['concurrency'][k]} in flight:"

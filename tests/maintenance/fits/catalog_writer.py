@@ -43,8 +43,11 @@ ORDERING_ROUNDS = 20
 
 
 def exceeds(one: Gpu, other: Gpu) -> bool:
-    """Return whether a GPU of the same vendor has at least another's bandwidth and dense peaks."""
-    peaks = ((one.peak_flops.get(dtype, 0.0), peak) for dtype, peak in other.peak_flops.items())
+    """Return whether a GPU of the same vendor has at least another's bandwidth and these peaks."""
+    peaks = (
+        (one.peak_flops.get(dtype, 0.0), other.peak_flops.get(dtype, 0.0))
+        for dtype in set(ORDERED_PEAKS.values())
+    )
     figures = ((one.memory_bandwidth, other.memory_bandwidth), *peaks)
     return one.vendor == other.vendor and all(mine >= theirs for mine, theirs in figures)
 
