@@ -392,7 +392,7 @@ def test_programs_around_an_engine_keep_what_is_theirs() -> None:
     )
     assert worker.fixed.command.line == line
     assert str(lint(WRITTEN["dynamo's image"]).commands[0].checked.version) == "0.20.1"
-    assert "left to KServe: --model_name, --model_id, --backend" in lint(WRITTEN["kserve"]).notes
+    assert "left to KServe: --model, --model_name, --backend" in lint(WRITTEN["kserve"]).notes
     with pytest.raises(PlannerError, match="no server starts"):
         lint(WRITTEN["kserve"].replace("--backend=vllm", "--backend=huggingface"))
 

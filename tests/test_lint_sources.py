@@ -1,5 +1,6 @@
 """What `headroom lint` reads of files, and that it says what it does not read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -444,3 +445,61 @@ def test_a_published_port_without_a_key_is_noted(
     }  # fmt: skip
     report = lint(yaml.safe_dump({"services": {"a": service}}))
     assert ("no API key" in str(report)) is is_open and not to_fix(report)
+
+
+UNNAMED = {
+    "a custom resource": yaml.safe_dump(
+        {
+            "apiVersion": "serving.example.org/v1",
+            "kind": "LanguageServer",
+            "spec": {
+                "engine": "vllm", "image": "vllm/vllm-openai:v0.20.2", "modelRef": {"name": "the-model"},
+                "engineConfig": {"tensorParallelSize": 3, "maxModelLen": 4096},
+                "extraArgs": ["--enable-reasoning", "--no-such-flag"],
+            },
+        }
+    )
+    + "---\n"
+    + yaml.safe_dump(
+        {"kind": "Weights", "metadata": {"name": "the-model"}, "spec": {"source": "hf://Qwen/Qwen3-8B"}}
+    ),
+    "a Nomad job in JSON": json.dumps(
+        {"Job": {"TaskGroups": [{"Tasks": [{
+            "Driver": "docker", "Env": {"MODEL": "Qwen/Qwen3-8B"},
+            "Config": {"Image": "vllm/vllm-openai:v0.20.2", "Args": ["--model", *WORDS]},
+        }]}]}}
+    ),
+    "a drop-in of systemd": "[Service]\nExecStart=\nExecStart=/usr/bin/env uvx --from vllm==0.20.2 \\\n"
+    f"  vllm serve {WORDS[0]} \\\n# what is new\n  {WORDS[1]} {WORDS[2]} \\\n  --tensor-parallel-size 3\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNNAMED.values(), ids=UNNAMED)
+def test_a_form_that_no_code_names_is_read(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "form.txt"
+    path.write_text(text)
+    report = lint(str(path))
+    (one,) = report.commands
+    assert to_fix(report) == WRONG and str(one.checked.version) == "0.20.2"
+    assert "Qwen/Qwen3-8B" in one.checked.command.line
+
+
+def test_what_an_operator_makes_of_other_keys_is_not_known() -> None:
+    """As llmkube, whose operator makes options of keys that no engine has."""
+    resource = {
+        "apiVersion": "inference.example.org/v1", "kind": "InferenceService",
+        "spec": {"runtime": "vllm", "modelRef": "elsewhere", "parallelSlots": 6,
+                 "vllmConfig": {"maxModelLen": 8192, "cacheTier": 2}},
+    }  # fmt: skip
+    report = lint(yaml.safe_dump(resource))
+    (one,) = report.commands
+    assert one.checked.argument_values["max_model_len"] == 8192
+    assert to_fix(report) == dict.fromkeys(
+        ("spec.modelRef", "parallelSlots", "vllmConfig.cacheTier"), "unread"
+    )
+    assert report.verdict == "at_risk"
+
+
+def test_what_holds_options_and_is_not_read_is_told() -> None:
+    chart = {"vllm": {"image": "vllm/vllm-openai", "extraArgs": {"nested": {"speed": "high"}}}}
+    assert [*to_fix(lint(yaml.safe_dump(chart))).values()] == ["unread"]

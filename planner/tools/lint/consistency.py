@@ -21,6 +21,7 @@ from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.memory.runtime_overhead import offloads_weights
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout
+from planner.tools.lint.container_setup import MAX_GPUS_OF_A_BOX
 from planner.tools.lint.deployment_reader import (
     may_extend_context,
     read_draft_settings,
@@ -30,7 +31,6 @@ from planner.tools.lint.deployment_reader import (
 )
 from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.option_checks import CheckedCommand
-from planner.tools.lint.server_commands import MAX_GPUS_OF_A_BOX
 
 CHECKPOINT_ONLY_FORMATS = ("awq", "gptq", "compressed-tensors", "exl2", "marlin")
 """Formats that only a checkpoint can have: no engine converts to them while loading."""

@@ -8,6 +8,7 @@ from planner.core.units import GIB, MIB
 from planner.engines.cli_options import load_recorded_names
 from planner.engines.deployment import deploy_on
 from planner.latency.startup_time import StartupTime, estimate_startup
+from planner.tools.lint.container_setup import ContainerSetup
 from planner.tools.lint.deployment_reader import (
     build_command_deployment,
     get_served_name,
@@ -15,7 +16,7 @@ from planner.tools.lint.deployment_reader import (
 )
 from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.option_checks import CheckedCommand
-from planner.tools.lint.server_commands import ContainerSetup, is_hub_name
+from planner.tools.lint.server_commands import is_hub_name
 
 MIN_SHM_BYTES = GIB
 """Least /dev/shm of a server on several GPUs (NCCL user guide, troubleshooting: --shm-size=1g)."""

@@ -24,8 +24,8 @@ from planner.models.registry import Model, load_model, load_model_at
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario_schema import coerce_engine_args
+from planner.tools.lint.container_setup import MAX_GPUS_OF_A_BOX
 from planner.tools.lint.option_checks import CheckedCommand, find_engine_version
-from planner.tools.lint.server_commands import MAX_GPUS_OF_A_BOX
 from planner.tools.lint.unmodelled import explain_unmodelled_server
 
 POOL_ARGUMENTS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")

@@ -9,17 +9,8 @@ from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
 from planner.engines.engine import CloudNames
 from planner.hardware.gpus import Gpu, get_gpu
-from planner.tools.lint.network_reader import get_nested, list_items
-
-_NAMING_KEYS = (
-    "accelerators",
-    "accelerator",
-    "resourceProfile",
-    "instanceType",
-    "instance_type",
-    "gpu",
-)
-"""Keys whose text names a GPU or an instance type: SkyPilot, dstack, KubeAI, KAITO and others."""
+from planner.tools.lint.container_setup import get_nested, list_items
+from planner.tools.lint.forms import load_forms
 
 
 def find_named_gpu(node: Mapping[str, Any]) -> str:
@@ -68,7 +59,7 @@ def _list_wanted(node: Mapping[str, Any]) -> Iterator[str]:
             if get_nested(expression, "operator") == "In":
                 yield from map(str, list_items(get_nested(expression, "values")))
     for holder in (node, node.get("resources"), node.get("resource")):
-        for key in _NAMING_KEYS:
+        for key in load_forms().gpu_keys:
             value = get_nested(holder, key)
             if isinstance(value, Mapping):
                 yield from (f"{name}:{count}" for name, count in value.items())

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.engines.cli_options import is_unresolved
+from planner.tools.lint.container_setup import ContainerSetup, PortUse
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.option_checks import CheckedCommand
-from planner.tools.lint.server_commands import ContainerSetup, PortUse
 
 _ANY_ADDRESSES = ("", "0.0.0.0", "::", "[::]", "*")
 _LOOPBACK_PATTERN = re.compile(r"localhost|127(\.\d{1,3}){3}|\[?::1\]?")

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from planner.core.catalog import SourcedEntry, load_catalog
-from planner.core.readers import read_yaml
-from planner.core.units import MIB, parse_bytes
-from planner.engines.cli_options import FLAGS_DIR
 from planner.engines.engine import get_dynamo_image_version, get_monthly_image_version
+from planner.tools.lint.container_setup import (
+    ContainerSetup,
+    read_docker_options,
+    read_service_setup,
+)
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.shell_parser import ShellStatement, check_expanded_size, parse_statements
 
@@ -26,21 +28,6 @@ _ENGINE_IMAGES = (
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
-MAX_GPUS_OF_A_BOX = 8
-"""GPUs that one machine holds, whatever the usual number of their kind."""
-DEFAULT_SHM_BYTES = 64 * MIB
-"""Size of /dev/shm in a container, if nobody says another (`docker run --help`, Kubernetes)."""
-_VALUELESS_DOCKER_OPTIONS = {
-    "--rm",
-    "--detach",
-    "--interactive",
-    "--tty",
-    "--privileged",
-    "--init",
-    "--read-only",
-    "--publish-all",
-}
-"""Options of `docker run` that take no value."""
 IMAGE_OPTION = "--container-image"
 """Slurm's option (`srun` with pyxis) for the image in which a command runs."""
 OMNI_OPTION = "--omni"
@@ -106,53 +93,6 @@ def unwrap_command(
         (*(("--model", *model[:1]) if model else ()), *wrapper_words),
         settings,
     )
-
-
-@cache
-def load_other_processors() -> tuple[str, ...]:
-    """Return the words for processors other than the GPUs of the catalog, of `--device` and images."""
-    return tuple(read_yaml(FLAGS_DIR / "unmodelled.yaml")["processors"]["words"])
-
-
-@dataclass(frozen=True)
-class PortUse:
-    """Who reaches a container's server, and at which of its ports."""
-
-    name: str  # "healthcheck", "startupProbe", "ports", "Service llm"
-    ports: tuple[int, ...]  # one of them has to be the server's; empty: not known
-    written: str
-    host: str = ""  # by which it is asked inside the container; empty: from outside
-    problem: str = ""  # why it reaches nothing, whatever the port
-    is_certain: bool = True  # whether other containers beside it change nothing about that
-
-
-@dataclass(frozen=True)
-class ContainerSetup:
-    """What `docker run`, a compose file or a manifest gives the container of a server."""
-
-    runtime: Literal["docker", "compose", "kubernetes"]
-    has_gpus: bool = True
-    num_gpus: int | None = None  # as far as it is a number
-    shm_bytes: float | None = DEFAULT_SHM_BYTES  # of /dev/shm; None: the host's, or not limited
-    probe: str = ""  # the first probe that kills a server which does not answer yet
-    start_limit_s: float | None = None  # when it does
-    service_names: tuple[str, ...] = ()  # Services whose addresses are in the environment
-    mounts: Mapping[str, str] = field(default_factory=dict)  # path in it -> on the host
-    volumes: tuple[str, ...] | None = None  # paths that outlive the container; None: not known
-    image: str = ""
-    is_member: bool = False  # of several containers that run one server
-    uses: tuple[PortUse, ...] = ()
-    # "shared": other programs may listen at the same address
-    network: Literal["own", "host", "shared"] = "own"
-    addresses: tuple[str, ...] = ()  # that it is given
-    visible_gpus: tuple[str, ...] = ()  # of the host, by index or UUID; empty: not known
-    profiles: tuple[str, ...] = ()  # of compose: it starts only with one of these
-
-    @property
-    def takes_gpus(self) -> bool:
-        """Whether the image is for GPUs that are known here, and not for other processors."""
-        names = "|".join(load_other_processors())
-        return not re.search(rf"(?<![a-z])({names})(?![a-z])", self.image)
 
 
 @dataclass(frozen=True)
@@ -264,7 +204,7 @@ def _rejoin_options(
         is_option = re.match("--?[A-Za-z]", first)
         started = joined[-1][0].words[:4] if joined else ()
         is_run = bool(_CONTAINER_PROGRAMS & {*started}) and "run" in started
-        lacks_image = is_run and _read_docker_options(joined[-1][0].words)[1] is None
+        lacks_image = is_run and read_docker_options(joined[-1][0].words)[1] is None
         is_image = lacks_image and not match_launcher(statement.words) and parse_image_name(first)
         if not joined or not (is_option or is_image):
             joined.append((statement, ()))
@@ -414,102 +354,23 @@ def _parse_docker_run(
     words: Sequence[str], environment: Mapping[str, str], location: str, depth: int
 ) -> Iterator[ServerCommand]:
     """Yield the server that `docker run` starts in an engine's image."""
-    container_environment, entrypoint = dict[str, str](), ""
-    given, at = _read_docker_options(words)
-    for key, text in given:
-        if key == "--entrypoint":
-            entrypoint = text
-        elif key in ("-e", "--env"):
-            name, equals, content = text.partition("=")
-            container_environment[name] = (
-                content if equals else environment.get(name, f"${{{name}}}")
-            )
-    if at is not None:
-        rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
-        setup = _read_docker_setup(given)
-        for command in parse_container(
-            words[at], rest, container_environment, location, bool(entrypoint), depth
-        ):
-            yield replace(command, setup=replace(setup, image=words[at]))
-
-
-def _read_docker_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], int | None]:
-    """Return the options of `docker run` with their values, and where its image is, if there is one."""
-    given, at = list[tuple[str, str]](), words.index("run") + 1
-    while at < len(words) and words[at].startswith("-"):
-        key, equals_sign, value = words[at].partition("=")
-        is_single_word = (
-            bool(equals_sign)
-            or key in _VALUELESS_DOCKER_OPTIONS
-            or re.fullmatch(r"-[ditP]+", key) is not None
-        )
-        text = value if equals_sign else words[at + 1] if at + 1 < len(words) else ""
-        at += 1 if is_single_word else 2
-        given.append((key, text))
-    return given, at if at < len(words) else None
-
-
-def _read_docker_setup(options: Sequence[tuple[str, str]]) -> ContainerSetup:
-    """Return what the options of `docker run` give a container."""
-    given = dict(options)
-    is_shared = given.get("--ipc", "private") not in ("private", "shareable", "none")
-    is_mounted = any("/dev/shm" in text for _, text in options)
-    shm_bytes = parse_bytes(given["--shm-size"]) if "--shm-size" in given else DEFAULT_SHM_BYTES
-    gpus = given.get("--gpus", "").strip("'\"")
-    devices = gpus.removeprefix("device=") if gpus.startswith("device=") else ""
-    ids = devices.split(",") if devices else []
-    count = len(ids) or (int(gpus) if gpus.isdecimal() else None)
-    is_detached = any(re.fullmatch(r"-[itP]*d[itP]*|--detach", key) for key, _ in options)
-    network = given.get("--network", given.get("--net", ""))
-    published = [text for key, text in options if key in ("-p", "--publish")]
-    return ContainerSetup(
-        "docker",
-        bool(given.keys() & {"--gpus", "--device", "--runtime", "--privileged"}),
-        count,
-        None if is_shared or is_mounted else shm_bytes,
-        mounts={
-            text.split(":")[1]: text.split(":")[0]
-            for key, text in options
-            if key in ("-v", "--volume") and ":" in text
-        },
-        uses=tuple(read_published_ports(published, network == "host")),
-        network="host" if network == "host" else "shared" if ":" in network else "own",
-        addresses=tuple(filter(None, (given.get("--ip"),))),
-        visible_gpus=list_visible_gpus(gpus, ids) if is_detached else (),
+    service, at = read_docker_options(words)
+    if at is None:
+        return
+    given = (one.partition("=") for one in service.get("environment", ()))
+    container_environment = {
+        name: content if equals else environment.get(name, f"${{{name}}}")
+        for name, equals, content in given
+    }
+    entrypoint = service.get("entrypoint", "")
+    rest, setup = (
+        [entrypoint] * bool(entrypoint) + [*words[at + 1 :]],
+        read_service_setup(service, "docker"),
     )
-
-
-def list_visible_gpus(count: object, ids: Sequence[str]) -> tuple[str, ...]:
-    """List the GPUs of the host that a container sees, by index or UUID; empty if not known.
-
-    A count is that of the host's first GPUs, and `all` or -1 is every one: moby
-    daemon/nvidia_linux.go, setNVIDIAGPUs and countToDevices.
-
-    >>> list_visible_gpus(2, ()), list_visible_gpus("all", ())[-1], list_visible_gpus(None, ["3"])
-    (('0', '1'), '7', ('3',))
-    """
-    if ids:
-        return tuple(ids)
-    number = str(count)
-    is_number = number.isdecimal() and 0 < int(number) <= MAX_GPUS_OF_A_BOX
-    size = int(number) if is_number else MAX_GPUS_OF_A_BOX if number in ("all", "-1") else 0
-    return tuple(map(str, range(size)))
-
-
-def read_published_ports(published: Sequence[str], is_host_network: bool) -> Iterator[PortUse]:
-    """Yield the ports that a container publishes, such as "8080:8000"; nothing if one is not known.
-
-    In the host's network Docker ignores them, so that the port on the host has to be the server's.
-    """
-    ports = list[int]()
-    for one in published:
-        parts = one.partition("/")[0].split(":")
-        port = parts[-2] if is_host_network and len(parts) > 1 else parts[-1]
-        if not port.isdecimal():
-            return
-        ports.append(int(port))
-    if ports:
-        yield PortUse("ports", tuple(ports), f"ports {', '.join(published)}"[:300])
+    for command in parse_container(
+        words[at], rest, container_environment, location, bool(entrypoint), depth
+    ):
+        yield replace(command, setup=replace(setup, image=words[at]))
 
 
 class EngineImage(NamedTuple):

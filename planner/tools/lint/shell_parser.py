@@ -102,7 +102,7 @@ def parse_statements(
     Raises `PlannerError` for a quote that is not closed, and if expansion exceeds the limit.
     """
     exported = dict(environment or {})
-    variables = _Variables({name: [value] for name, value in exported.items()})
+    variables = Variables({name: [value] for name, value in exported.items()})
     statements, depth, branched = list[ShellStatement](), 0, dict[str, None]()
     for words in _split_into_commands(text):
         expanded, assigned, is_export = list[str](), dict[str, str](), False
@@ -148,7 +148,7 @@ def parse_statements(
     return statements
 
 
-class _Variables(dict[str, list[str]]):
+class Variables(dict[str, list[str]]):
     """The values of a text's variables, and how many characters they were expanded to."""
 
     num_chars = 0
@@ -182,18 +182,14 @@ def check_expanded_size(num_chars: int) -> None:
         )
 
 
-def expand_variables(text: str, variables: Mapping[str, str]) -> str:
+def expand_variables(text: str, variables: Variables, depth: int = 0) -> str:
     """Fill in `$NAME`, `${NAME}` and `${NAME:-default}`; unknown variables become `${NAME}`."""
-    return _expand_text(text, _Variables({name: [value] for name, value in variables.items()}))
-
-
-def _expand_text(text: str, variables: _Variables, depth: int = 0) -> str:
     return re.sub(
         _VARIABLE, lambda match: _expand_part(_parse_expansion(match[0]), variables, depth), text
     )
 
 
-def _expand_part(part: WordPart, variables: _Variables, depth: int = 0) -> str:
+def _expand_part(part: WordPart, variables: Variables, depth: int = 0) -> str:
     """Return the text of a part, with the value of its variable in one piece.
 
     `${NAME:=value}` sets the variable; `${NAME:+value}` is empty unless the text sets it.
@@ -207,18 +203,18 @@ def _expand_part(part: WordPart, variables: _Variables, depth: int = 0) -> str:
     # with a colon an empty variable counts as unset
     is_set = name in variables and (not operator.startswith(":") or any(variables[name]))
     if operator.endswith("+"):
-        return _expand_text(operand, variables, depth + 1) if is_set and depth < 4 else ""
+        return expand_variables(operand, variables, depth + 1) if is_set and depth < 4 else ""
     if is_set:
         return " ".join(variables.expand(name))
     if operator.endswith(("-", "=")) and depth < 4:
-        value = _expand_text(operand, variables, depth + 1)
+        value = expand_variables(operand, variables, depth + 1)
         if operator.endswith("="):
             variables[name] = [value]
         return value
     return "" if name in variables else f"${{{name}}}"
 
 
-def _expand_word(word: ShellWord, variables: _Variables) -> list[str]:
+def _expand_word(word: ShellWord, variables: Variables) -> list[str]:
     """Return the words that `word` expands to.
 
     An unquoted variable is split at blanks, and `${NAME[@]}` becomes the values of the array.

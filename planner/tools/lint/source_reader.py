@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path, PurePath
 
 from planner.core.catalog import validate_entry
@@ -21,15 +20,6 @@ from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
 from planner.planning.planned_replica import PlanFile
 from planner.tools.lint.findings import LintFinding, load_engine_changes
-from planner.tools.lint.manifest_reader import (
-    find_commands_in_documents,
-    find_starting_image,
-    format_config_as_words,
-    load_yaml_documents,
-    make_unread_variables,
-    parse_assignments,
-    replace_expressions,
-)
 from planner.tools.lint.named_gpus import resolve_gpu
 from planner.tools.lint.server_commands import (
     ServerCommand,
@@ -38,6 +28,15 @@ from planner.tools.lint.server_commands import (
     parse_container,
 )
 from planner.tools.lint.shell_parser import extract_here_documents, split_words
+from planner.tools.lint.tree_reader import (
+    TreeReader,
+    find_starting_image,
+    format_config_as_words,
+    load_yaml_documents,
+    make_unread_variables,
+    parse_assignments,
+    replace_expressions,
+)
 
 MAX_FILE_BYTES = MIB
 """Maximum size of a file."""
@@ -203,9 +202,15 @@ def _take_commands(
     nearby: "_NearbyFiles", engine: str | None, what: str
 ) -> tuple[list[ServerCommand], list[LintFinding]]:
     """Return the commands of a text, and a finding if there are more than are read."""
-    commands = _find_commands_in_text(nearby, engine)
-    taken = list(islice(commands, MAX_COMMANDS_PER_FILE))
-    return taken, [_make_limit(what, "commands")] if any(True for _ in commands) else []
+    commands, unread = list[ServerCommand](), list[LintFinding]()
+    for one in _find_commands_in_text(nearby, engine):
+        if isinstance(one, LintFinding):
+            unread.append(one)
+        elif len(commands) == MAX_COMMANDS_PER_FILE:
+            return commands, [*unread, _make_limit(what, "commands")]
+        else:
+            commands.append(one)
+    return commands, unread
 
 
 def _make_limit(what: str, parts: str) -> LintFinding:
@@ -330,7 +335,9 @@ def _find_file(what: str) -> Path | None:
     return None
 
 
-def _find_commands_in_text(nearby: _NearbyFiles, engine: str | None) -> Iterator[ServerCommand]:
+def _find_commands_in_text(
+    nearby: _NearbyFiles, engine: str | None
+) -> Iterator[ServerCommand | LintFinding]:
     """Yield the commands of a text of any format."""
     text = nearby.text
     if re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
@@ -344,7 +351,7 @@ def _find_commands_in_text(nearby: _NearbyFiles, engine: str | None) -> Iterator
         r"^[ \t]*(- )?[\w./\"-]++[ \t]*:(\s|$)", text, re.MULTILINE
     ) or text.lstrip().startswith("{"):
         if nearby.documents[0]:
-            yield from find_commands_in_documents(nearby.documents[0], engine, nearby)
+            yield from TreeReader(nearby.documents[0], engine, nearby).read()
         else:
             items = re.sub(
                 r"^([ \t]*)- (?=[\"'-])", r"\1\\\n", replace_expressions(text), flags=re.MULTILINE
@@ -358,7 +365,10 @@ def _parse_systemd_unit(
     text: str, nearby: _NearbyFiles, engine: str | None
 ) -> Iterator[ServerCommand]:
     """Yield the commands that a systemd unit starts."""
-    text = re.sub(r"\\\n\s*", " ", text)
+    text = re.sub(r"\\\n(?:[ \t]*[#;].*\n)*\s*", " ", text)
+    text = re.sub(
+        r"(?s)\A.*^ExecStart=[ \t]*$", "", text, flags=re.MULTILINE
+    )  # it takes back those before
     environment: dict[str, str] = {}
     for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE):
         environment |= dict(word.partition("=")[::2] for word in split_words(line) if "=" in word)

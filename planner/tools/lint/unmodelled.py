@@ -12,8 +12,8 @@ from planner.engines.cli_options import FLAGS_DIR
 from planner.engines.deployment import Deployment
 from planner.engines.gpu_capabilities import VersionedEntry
 from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.forms import load_other_processors
 from planner.tools.lint.option_checks import CheckedCommand
-from planner.tools.lint.server_commands import load_other_processors
 
 
 class UnmodelledOptions(VersionedEntry):

@@ -1,0 +1,385 @@
+"""What a server's container is given: GPUs, shared memory, probes, and who reaches it at which port.
+
+Options of `docker run` are read as the fields of a compose service that they are named after.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from planner.core.units import MIB, parse_bytes
+from planner.engines.cli_options import is_unresolved
+from planner.tools.lint.forms import load_forms, load_other_processors
+
+MAX_GPUS_OF_A_BOX = 8
+"""GPUs that one machine holds, whatever the usual number of their kind."""
+DEFAULT_SHM_BYTES = 64 * MIB
+"""Size of /dev/shm in a container, if nobody says another (`docker run --help`, Kubernetes)."""
+_PROBE_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "failureThreshold": 3}
+"""Defaults of a probe (kubernetes.io, Configure Liveness, Readiness and Startup Probes)."""
+KSERVE_PORT = 8080
+"""Port at which KServe asks a container that names none (kserve.github.io, custom predictor)."""
+_ADDRESS_PATTERN = re.compile(
+    r"(?P<scheme>https?://)?(?<![\w.-])(?P<host>localhost|\d{1,3}(?:\.\d{1,3}){3}|\[?::1\]?)"
+    r"(?:(?P<sign>:|[ \t]+)(?P<port>\d{1,5}|\S)?)?"
+)
+
+
+@dataclass(frozen=True)
+class PortUse:
+    """Who reaches a container's server, and at which of its ports."""
+
+    name: str  # "healthcheck", "startupProbe", "ports", "Service llm"
+    ports: tuple[int, ...]  # one of them has to be the server's; empty: not known
+    written: str
+    host: str = ""  # by which it is asked inside the container; empty: from outside
+    problem: str = ""  # why it reaches nothing, whatever the port
+    is_certain: bool = True  # whether other containers beside it change nothing about that
+
+
+@dataclass(frozen=True)
+class ContainerSetup:
+    """What `docker run`, a compose file or a manifest gives the container of a server."""
+
+    runtime: Literal["docker", "compose", "kubernetes"]
+    has_gpus: bool = True
+    num_gpus: int | None = None  # as far as it is a number
+    shm_bytes: float | None = DEFAULT_SHM_BYTES  # of /dev/shm; None: the host's, or not limited
+    probe: str = ""  # the first probe that kills a server which does not answer yet
+    start_limit_s: float | None = None  # when it does
+    service_names: tuple[str, ...] = ()  # Services whose addresses are in the environment
+    mounts: Mapping[str, str] = field(default_factory=dict)  # path in it -> on the host
+    volumes: tuple[str, ...] | None = None  # paths that outlive the container; None: not known
+    image: str = ""
+    is_member: bool = False  # of several containers that run one server
+    uses: tuple[PortUse, ...] = ()
+    # "shared": other programs may listen at the same address
+    network: Literal["own", "host", "shared"] = "own"
+    addresses: tuple[str, ...] = ()  # that it is given
+    visible_gpus: tuple[str, ...] = ()  # of the host, by index or UUID; empty: not known
+    profiles: tuple[str, ...] = ()  # of compose: it starts only with one of these
+
+    @property
+    def takes_gpus(self) -> bool:
+        """Whether the image is for GPUs that are known here, and not for other processors."""
+        names = "|".join(load_other_processors())
+        return not re.search(rf"(?<![a-z])({names})(?![a-z])", self.image)
+
+
+def get_nested(node: object, *keys: str) -> Any:
+    """Return the value under nested keys; None if there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def list_items(value: object) -> list[Any]:
+    """Return a list as it is, and anything else as an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def parse_count(value: object) -> int | None:
+    """Return a number of things; None for other text."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def list_visible_gpus(count: object, ids: Sequence[str]) -> tuple[str, ...]:
+    """List the GPUs of the host that a container sees, by index or UUID; empty if not known.
+
+    A count is that of the host's first GPUs, and `all` or -1 is every one: moby
+    daemon/nvidia_linux.go, setNVIDIAGPUs and countToDevices.
+
+    >>> list_visible_gpus(2, ()), list_visible_gpus("all", ())[-1], list_visible_gpus(None, ["3"])
+    (('0', '1'), '7', ('3',))
+    """
+    if ids:
+        return tuple(ids)
+    number = str(count)
+    is_number = number.isdecimal() and 0 < int(number) <= MAX_GPUS_OF_A_BOX
+    size = int(number) if is_number else MAX_GPUS_OF_A_BOX if number in ("all", "-1") else 0
+    return tuple(map(str, range(size)))
+
+
+def read_docker_options(words: Sequence[str]) -> tuple[dict[str, Any], int | None]:
+    """Return the options of `docker run` as fields of a compose service, and where its image is."""
+    service, at, forms = dict[str, Any](), words.index("run") + 1, load_forms()
+    while at < len(words) and words[at].startswith("-"):
+        key, equals_sign, value = words[at].partition("=")
+        is_switch = key in forms.docker_switches or re.fullmatch(r"-[ditP]+", key)
+        text = value if equals_sign else words[at + 1] if at + 1 < len(words) else ""
+        at += 1 if equals_sign or is_switch else 2
+        name = forms.docker_options.get(key, key.lstrip("-").replace("-", "_"))
+        if name in ("ports", "volumes", "environment", "tmpfs"):
+            service.setdefault(name, []).append(text)
+        else:
+            service[name] = True if is_switch else text
+        service["detach"] = service.get("detach") or re.fullmatch("-[itP]*d[itP]*", key) is not None
+    gpus = str(service.get("gpus", "")).strip("'\"")
+    ids = gpus.removeprefix("device=").split(",") if gpus.startswith("device=") else []
+    if gpus and gpus != "all":
+        service["gpus"] = [{"device_ids": ids} if ids else {"count": parse_count(gpus)}]
+    return service, at if at < len(words) else None
+
+
+def read_service_setup(
+    service: Mapping[str, Any], runtime: Literal["docker", "compose"] = "compose"
+) -> ContainerSetup:
+    """Return what a compose service, or `docker run` in its words, gives its container."""
+    reserved = list_items(get_nested(service, "deploy", "resources", "reservations", "devices"))
+    gpus = service.get("gpus")
+    requests = [*reserved, *list_items(gpus), *([{}] if gpus == "all" else [])]
+    count, ids = (get_nested(requests[0] if requests else None, key) for key in ("count", "device_ids"))  # fmt: skip
+    named = ",".join(map(str, list_items(ids))).split(",") if ids else []
+    mounts = dict[str, str]()
+    for one in list_items(service.get("volumes")):
+        source, _, target = str(one).partition(":")
+        if isinstance(one, Mapping):
+            source, target = str(one.get("source", "")), str(one.get("target", ""))
+        mounts[target.partition(":")[0]] = source
+    tmpfs = [service["tmpfs"]] if isinstance(service.get("tmpfs"), str) else service.get("tmpfs")
+    memory = [str(one).partition(":")[0] for one in list_items(tmpfs)]
+    is_shared = str(service.get("ipc", "private")) not in ("private", "shareable", "none")
+    size = service.get("shm_size")
+    mode, networks = str(service.get("network_mode") or ""), service.get("networks")
+    joined = networks.values() if isinstance(networks, Mapping) else ()
+    addresses = [service.get("ip"), *(get_nested(one, "ipv4_address") for one in joined)]
+    has_gpus = any(service.get(key) for key in ("gpus", "devices", "runtime", "privileged"))
+    is_beside = runtime == "compose" or service.get("detach")  # others start while it runs
+    return ContainerSetup(
+        runtime,
+        bool(requests) or has_gpus,
+        count if isinstance(count, int) else len(named) or None,
+        None if is_shared or "/dev/shm" in (*mounts, *memory)
+        else parse_bytes(str(size)) if size else DEFAULT_SHM_BYTES,
+        mounts=mounts,
+        volumes=tuple(mounts) if runtime == "compose" else None,
+        uses=tuple(_read_service_uses(service, mode == "host")),
+        network="host" if mode == "host" else "shared" if ":" in mode else "own",
+        addresses=tuple(map(str, filter(None, addresses))),
+        # every GPU where neither a number nor ids are given
+        visible_gpus=list_visible_gpus("all" if count is None else count, named)
+        if requests and is_beside else (),
+        profiles=tuple(map(str, list_items(service.get("profiles")))),
+    )  # fmt: skip
+
+
+def read_health_limit(check: object) -> float | None:
+    """Return after how many seconds a service counts as unhealthy; None if that is not known.
+
+    docs.docker.com, Dockerfile reference: failures within the start period do not count.
+    """
+    if not isinstance(check, Mapping) or not check.get("test"):
+        return None
+    start = _parse_duration(check.get("start_period", "0s"))
+    interval, retries = _parse_duration(check.get("interval", "30s")), check.get("retries", 3)
+    if start is None or interval is None or not isinstance(retries, int):
+        return None
+    return start + interval * retries
+
+
+def _parse_duration(text: object) -> float | None:
+    """Return the seconds of "1m30s"; None for other text."""
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[hms])", str(text))
+    if not parts or "".join(map("".join, parts)) != str(text):
+        return None
+    return sum(float(number) * units[unit] for number, unit in parts)
+
+
+def read_pod_setup(
+    node: Mapping[str, Any], pod: Mapping[str, Any] | None, kind: str,
+    labels: Mapping[str, Any], objects: Sequence[Mapping[str, Any]],
+) -> ContainerSetup:  # fmt: skip
+    """Return what a container of a pod is given; of a template, whose pod is not here, less is known."""
+    forms, is_foreign = load_forms(), not pod
+    pod = pod or {}
+    limits = get_nested(node, "resources", "limits")
+    limits = limits if isinstance(limits, Mapping) else {}
+    mounts = {
+        str(get_nested(mount, "name")): get_nested(mount, "mountPath")
+        for mount in list_items(node.get("volumeMounts"))
+    }
+    shm: float | None = DEFAULT_SHM_BYTES
+    for volume in list_items(pod.get("volumes")):
+        if mounts.get(str(get_nested(volume, "name"))) == "/dev/shm":
+            size = get_nested(volume, "emptyDir", "sizeLimit")
+            shm = parse_bytes(str(size)) if size else None
+    containers = list_items(pod.get("containers"))
+    has_others = (is_foreign and "containerPort" not in node) or any(
+        one in containers or get_nested(one, "restartPolicy") == "Always"
+        for one in [*containers[1:], *list_items(pod.get("initContainers"))]
+    )
+    uses = [*_read_pod_uses(node, labels, objects)]
+    if isinstance(port := node.get("containerPort"), int):  # of a chart's values
+        uses.append(PortUse("containerPort", (port,), f"containerPort: {port}"))
+    is_fetched = kind in (*forms.runtime_kinds, "InferenceService")  # KServe brings the weights
+    if is_fetched and not is_foreign:
+        ports = [get_nested(one, "containerPort") for one in list_items(node.get("ports"))]
+        first = next((one for one in ports if isinstance(one, int)), None if ports else KSERVE_PORT)
+        uses.append(PortUse("KServe", (first,) if first else (), f"KServe: port {first}"))
+    counts = [n for name, n in limits.items() if str(name).endswith(("/gpu", "/gaudi"))]
+    probe, limit_s = _read_start_limit(node)
+    return ContainerSetup(
+        "kubernetes",
+        is_foreign
+        or kind in forms.runtime_kinds  # whose GPUs the InferenceService gives
+        or any("/" in str(name) for name in limits)
+        or bool(get_nested(node, "resources", "claims")),
+        parse_count(counts[0]) if counts else None,
+        None if is_foreign or pod.get("hostIPC") is True else shm,
+        probe,
+        limit_s,
+        tuple(
+            str(get_nested(one, "metadata", "name"))
+            for one in objects
+            if one.get("kind") == "Service" and pod.get("enableServiceLinks") is not False
+        ),
+        volumes=None if is_foreign or is_fetched else tuple(map(str, mounts.values())),
+        uses=tuple(uses),
+        network="host" if pod.get("hostNetwork") is True else "shared" if has_others else "own",
+    )
+
+
+def _read_start_limit(node: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return the probe that kills a container which does not answer, and after how many seconds."""
+    for key in ("startupProbe", "livenessProbe"):
+        if isinstance(probe := node.get(key), Mapping):
+            numbers = [probe.get(name, default) for name, default in _PROBE_DEFAULTS.items()]
+            if not all(isinstance(number, int | float) for number in numbers):
+                return key, None
+            return key, numbers[0] + numbers[1] * numbers[2]
+    return "", None
+
+
+def _read_check_command(name: str, command: object) -> Iterator[PortUse]:
+    """Yield the addresses inside the container that a check's command asks, one of which is enough."""
+    text = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
+    found = list[tuple[str, int]]()
+    for match in _ADDRESS_PATTERN.finditer(text):
+        port, scheme = match["port"] or "", match["scheme"]
+        if not port.isdecimal() and (match["sign"] == ":" or not scheme):
+            return  # a variable, or no address
+        default = 443 if scheme == "https://" else 80
+        found.append((match["host"], int(port) if port.isdecimal() else default))
+    if found:
+        yield PortUse(
+            name, tuple(port for _, port in found), f"{name}: {text}"[:300], host=found[0][0]
+        )
+
+
+def _read_service_uses(service: Mapping[str, Any], is_host_network: bool) -> Iterator[PortUse]:
+    """Yield who reaches a compose service: its health check, and the ports that it publishes.
+
+    In the host's network Docker ignores these, so that the port on the host has to be the server's.
+    """
+    yield from _read_check_command("healthcheck", get_nested(service, "healthcheck", "test"))
+    published = [
+        ":".join(str(one[key]) for key in ("host_ip", "published", "target") if key in one)
+        if isinstance(one, Mapping) else str(one)
+        for one in list_items(service.get("ports"))
+    ]  # fmt: skip
+    parts = [one.partition("/")[0].split(":")[-2:] for one in published]
+    ports = [parse_count(one[0 if is_host_network else -1]) for one in parts]
+    if ports and None not in ports:
+        known = tuple(port for port in ports if port is not None)
+        yield PortUse("ports", known, f"ports {', '.join(published)}"[:300])
+
+
+def _read_pod_uses(
+    node: Mapping[str, Any], labels: Mapping[str, Any], objects: Sequence[Mapping[str, Any]]
+) -> Iterator[PortUse]:
+    """Yield who reaches a container of a pod: its probes, and what of the file selects its labels."""
+    ports = [one for one in list_items(node.get("ports")) if isinstance(one, Mapping)]
+    named = {str(one["name"]): one.get("containerPort") for one in ports if "name" in one}
+    for key in ("startupProbe", "livenessProbe", "readinessProbe"):
+        yield from _read_check_command(key, get_nested(node.get(key), "exec", "command"))
+        for kind in ("httpGet", "tcpSocket"):
+            asked = get_nested(node.get(key), kind)
+            if isinstance(asked, Mapping) and "host" not in asked and "port" in asked:
+                yield _resolve_port(key, f"{key}: port {asked['port']}", [asked["port"]], named)
+    for one in objects:
+        what, selector = one.get("kind"), get_nested(one, "spec", "selector")
+        if what == "Service" and _selects(selector, labels):
+            yield from _read_service(one, named, objects)
+        elif what == "PodMonitor" and _selects(get_nested(selector, "matchLabels"), labels):
+            for endpoint in list_items(get_nested(one, "spec", "podMetricsEndpoints")):
+                if port := get_nested(endpoint, "port"):
+                    yield _resolve_port(_name(one), f"{_name(one)}: port {port}", [port], named)
+
+
+def _selects(selector: object, labels: Mapping[str, Any]) -> bool:
+    """Return whether a selector of labels picks those; an empty one may pick anything."""
+    return (
+        isinstance(selector, Mapping)
+        and bool(selector)
+        and all(str(labels.get(key)) == str(value) for key, value in selector.items())
+    )
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    return f"{one.get('kind')} {get_nested(one, 'metadata', 'name')}"[:80]
+
+
+def _resolve_port(
+    name: str, written: str, ports: Iterable[object], named: Mapping[str, object]
+) -> PortUse:
+    """Return a use of ports by number or name; a name that no port has reaches nothing."""
+    numbers = list[int]()
+    for port in ports:
+        number = named.get(str(port), port)
+        if str(number).isdecimal():
+            numbers.append(int(str(number)))
+        elif is_unresolved(number) or is_unresolved(str(port)):
+            return PortUse(name, (), written)
+        else:
+            why = f"no port of the container has the name {str(port)!r:.40}"
+            return PortUse(name, (), written, problem=why, is_certain=False)
+    return PortUse(name, tuple(numbers), written)
+
+
+def _read_service(
+    service: Mapping[str, Any], named: Mapping[str, object], objects: Sequence[Mapping[str, Any]]
+) -> Iterator[PortUse]:
+    """Yield a Service's ports in the container, and who reaches it at ports that it does not have."""
+    ports = [one for one in list_items(get_nested(service, "spec", "ports")) if isinstance(one, Mapping)]  # fmt: skip
+    targets = [one.get("targetPort", one.get("port")) for one in ports]
+    if not ports or None in targets:
+        return
+    written = f"{_name(service)}: targetPort {', '.join(map(str, targets))}"
+    yield _resolve_port(_name(service), written, targets, named)
+    own = {str(one.get("name")) for one in ports}
+    known = {str(one.get(key)) for one in ports for key in ("port", "name") if one.get(key)}
+    name = str(get_nested(service, "metadata", "name"))
+    labels = get_nested(service, "metadata", "labels") or {}
+    for other in objects:
+        kind, selector = other.get("kind"), get_nested(other, "spec", "selector", "matchLabels")
+        is_monitor = kind == "ServiceMonitor" and _selects(selector, labels)
+        wanted = (
+            [get_nested(one, "port") for one in list_items(get_nested(other, "spec", "endpoints"))]
+            if is_monitor
+            else [*_list_backend_ports(other.get("spec"), name)]
+            if kind in ("Ingress", "HTTPRoute")
+            else []
+        )
+        accepted = own if is_monitor else known
+        for port in filter(None, wanted):
+            if str(port) not in accepted and not is_unresolved(str(port)):
+                why = f"{_name(service)} has no port {str(port)!r:.40}, only {', '.join(sorted(accepted))}"
+                yield PortUse(_name(other), (), f"{_name(other)}: port {port}", problem=why)
+
+
+def _list_backend_ports(node: object, service: str) -> Iterator[object]:
+    """Yield the ports at which an Ingress or a route reaches a Service."""
+    if isinstance(node, Mapping):
+        backend = node.get("service")
+        if get_nested(backend, "name") == service:
+            yield from (get_nested(backend, "port", key) for key in ("number", "name"))
+        for reference in list_items(node.get("backendRefs")):
+            is_service = get_nested(reference, "kind") in (None, "Service")
+            if is_service and get_nested(reference, "name") == service:
+                yield get_nested(reference, "port")
+    inner = node.values() if isinstance(node, Mapping) else list_items(node)
+    for value in inner:
+        yield from _list_backend_ports(value, service)

@@ -1,0 +1,704 @@
+"""Find the servers of YAML and JSON: one walk for compose files, manifests, charts and whatever else.
+
+What looks like a container, holds options of an engine or is shell text with a server's command is a
+server, wherever it stands; what is around it says the rest. `catalogs/flags/forms.yaml` has the names.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from planner.core.errors import PlannerError
+from planner.core.readers import parse_yaml
+from planner.engines.argument_names import load_argument_names
+from planner.engines.cli_options import (
+    get_cli_options,
+    list_versions_with_spelling,
+    load_flag_lists,
+    merge_json,
+)
+from planner.tools.lint.container_setup import (
+    DEFAULT_SHM_BYTES,
+    ContainerSetup,
+    get_nested,
+    list_items,
+    parse_count,
+    read_health_limit,
+    read_pod_setup,
+    read_service_setup,
+)
+from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.forms import load_forms
+from planner.tools.lint.named_gpus import find_named_gpu, name_slice
+from planner.tools.lint.server_commands import (
+    SERVER_MENTION_PATTERN,
+    ServerCommand,
+    find_commands,
+    parse_container,
+    parse_image_name,
+    unwrap_command,
+)
+from planner.tools.lint.shell_parser import (
+    Variables,
+    expand_variables,
+    parse_statements,
+    split_words,
+)
+
+YamlMapping = Mapping[str, object]
+MAX_DEPTH = 40
+"""Depth of a document to which commands are looked for."""
+_COMMAND_KEY = re.compile(r"args|argv|arguments|command|cmd|flags|options", re.IGNORECASE)
+"""Keys under which words of a command stand."""
+_HOLDER_KEY = re.compile(r"(?:config|args|options|flags|parameters|model)$", re.IGNORECASE)
+"""Keys of mappings that hold options by name."""
+_SERVING_KEY = re.compile(
+    r"^(?:extra|additional|engine|server|vllm|sglang|trtllm)_?\w*(?:args|config|options|flags)$|^model_?ref$",
+    re.IGNORECASE,
+)
+"""Keys that say something of a server, so that it is told if they were not understood."""
+_SERVER_KEYS = {"image", "containers", "modelFormat"}
+"""Keys of what is a server of its own, and not the options of one."""
+_ENGINES = ("vllm", "sglang", "trtllm")
+KSERVE_DIRECTORY = "/mnt/models"
+"""Where KServe puts what `storageUri` names (kserve.github.io, storage)."""
+_CLUSTER_PATTERN = re.compile(r"\bray start\b|multi-node-serving\.sh|run_cluster\.sh")
+"""By which a container is known as one of several that run one server."""
+_WORKER_PATTERN = re.compile(
+    r"\bray start\b|KUBERAY_GEN_RAY_START_CMD|multi-node-serving\.sh worker"
+)
+"""By which a container only joins such a cluster, unless it starts a server beside that."""
+
+
+class FileFinder(Protocol):
+    """Where the files lie that a text names."""
+
+    def find(self, path: str) -> str | None:
+        """Return the content of a file; None if it is not here."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a node stands, and what the nodes around it say of a server."""
+
+    path: str = ""
+    depth: int = 0
+    parent: YamlMapping = field(default_factory=dict)
+    pod: YamlMapping | None = None
+    labels: YamlMapping = field(default_factory=dict)  # of the pod
+    kind: str = ""  # of the document
+    is_compose: bool = False
+    awaited: frozenset[str] = frozenset()  # compose's services that others wait for
+    engine: str = ""
+    model: str = ""
+    gpu: str = ""
+    image: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def enter(self, key: object, node: object) -> "_Place":
+        """Return the place of the value under a key of a node, or of an item of a list."""
+        path = f"{self.path}[{key}]" if isinstance(key, int) else f"{self.path}.{key}".lstrip(".")
+        parent = node if isinstance(node, Mapping) else self.parent
+        return replace(self, path=path, depth=self.depth + 1, parent=parent)
+
+
+def replace_expressions(text: str) -> str:
+    """Return a Helm template with shell variables for its expressions, without control lines."""
+
+    def name_expression(match: re.Match[str]) -> str:
+        if not match[2]:  # it does not end in its line
+            return match[0]
+        inner = match[1].removeprefix("-").removesuffix("-").strip()
+        return "${" + re.sub(r"[^\w.]+", "_", inner) + "}"
+
+    text = re.sub(r"^[ \t]*\{\{-?.*\}\}[ \t]*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\{\{(.*?)(\}\}|$)", name_expression, text, flags=re.MULTILINE)
+
+
+def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[object]], str]:
+    """Return the mappings and lists of a YAML or JSON text, and why the rest does not parse."""
+    documents = list[YamlMapping | list[object]]()
+    parts = re.split(r"^---[ \t\r]*$", replace_expressions(text), flags=re.MULTILINE)
+    for number, part in enumerate(parts):
+        try:
+            document = parse_yaml(part, name or "the text")
+        except PlannerError as error:
+            above = sum(one.count("\n") for one in parts[:number])
+            line = re.search(r": line (\d+)", message := str(error))
+            # of the text, not of its document
+            counted = f": line {int(line[1]) + above}" if line else ""
+            return documents, message.replace(line[0], counted, 1) if line else message
+        except RecursionError:
+            return documents, "it is nested too deep"
+        if isinstance(document, dict | list):
+            documents.append(document)
+    return documents, ""
+
+
+def find_starting_image(node: object, depth: int = 0) -> str:
+    """Return the first image in a document that starts a server by itself; empty without one."""
+    if depth > MAX_DEPTH:
+        return ""
+    name = _read_image_name(node) if isinstance(node, Mapping) else ""
+    if (image := parse_image_name(name)) and image.starts:
+        return name
+    inner = node.values() if isinstance(node, Mapping) else list_items(node)
+    return next(filter(None, (find_starting_image(one, depth + 1) for one in inner)), "")
+
+
+class TreeReader:
+    """The walk through YAML documents that are applied together."""
+
+    def __init__(self, documents: Sequence[object], engine: str | None, files: FileFinder) -> None:
+        given = parse_assignments(files.find(".env") or "")
+        self.engine, self.files = engine, files
+        self.documents = [
+            _normalize(one, Variables({name: [value] for name, value in given.items()}))
+            for one in documents
+        ]
+        mappings = [one for one in self.documents if isinstance(one, Mapping)]
+        self.objects: list[Mapping[str, Any]] = mappings + [
+            item for one in mappings for item in list_items(one.get("items")) if isinstance(item, Mapping)
+        ]  # fmt: skip
+        self.config_maps = {
+            str(get_nested(one, "metadata", "name")): data for one in self.objects
+            if one.get("kind") == "ConfigMap" and isinstance(data := one.get("data"), Mapping)
+        }  # fmt: skip
+        used = (
+            self._find_referenced(node, str(one.get("kind")))
+            for one in self.objects if len(mappings) > 1
+            for node in _list_mappings(one)
+        )  # fmt: skip
+        self.used = [one for one in used if one is not None]
+
+    def read(self) -> Iterator[ServerCommand | LintFinding]:
+        """Yield the servers, and what may say something of one and was not understood."""
+        for document in self.documents:
+            place = _Place()
+            if isinstance(document, Mapping):
+                if any(document is one for one in self.used):
+                    continue  # it is read where another object names it
+                place = replace(place, kind=str(document.get("kind", "")))
+                if isinstance(services := document.get("services"), Mapping):
+                    place = replace(place, is_compose=True, awaited=_find_awaited(services))
+            yield from self._walk(document, place)
+
+    def _walk(self, node: object, place: _Place) -> Iterator[ServerCommand | LintFinding]:
+        """Yield the servers anywhere inside a document: containers, options, and shell text."""
+        if place.depth > MAX_DEPTH:
+            return
+        if isinstance(node, str):
+            yield from _read_shell(node, place)
+        for index, item in enumerate(list_items(node)):
+            yield from self._walk(item, place.enter(index, None))
+        if not isinstance(node, Mapping):
+            return
+        place = self._read_around(node, place)
+        if (referenced := self._find_referenced(node, place.kind)) is not None:
+            node, place = _join_referenced(node, referenced, place)
+        found = [*self._read_container(node, place)]
+        if not any(one.argv or one.unread for one in found):
+            found = [*self._read_options(node, place)] or found
+        yield from found
+        is_ours = re.search("|".join(_ENGINES), f"{place.engine} {place.image} {[*node]}")
+        for key, value in node.items():
+            is_read = found and (key == "image" or _is_holder(key, value))
+            if is_read or key == "entrypoint":
+                continue
+            is_silent = True
+            for one in self._walk(value, place.enter(key, node)):
+                is_silent = False
+                yield one
+            is_known = referenced is not None and key in load_forms().reference_keys
+            if is_ours and is_silent and value and not is_known and _SERVING_KEY.search(key):
+                name = f"{place.path}.{key}".lstrip(".")
+                why = f"nothing here reads {name:.80}, which may change what is served"
+                yield LintFinding("setting", name[-80:], name[:300], "unread", why)
+
+    def _read_around(self, node: YamlMapping, place: _Place) -> _Place:
+        """Return the place of what is inside a mapping: with what the mapping says of a server."""
+        forms = load_forms()
+        environment = dict(place.environment)
+        if gpu := find_named_gpu(node):
+            place = replace(place, gpu=gpu)
+            count = gpu.partition("x")[0] if re.match(r"\d+x", gpu) else ""
+            environment |= dict.fromkeys(forms.gpu_counts, count) if count else {}
+        for key in ("env", "envs"):
+            given = _parse_environment(node.get(key))
+            environment |= {k: v for k, v in given.items() if v != f"${{{k}}}"}
+        labels = get_nested(node, "metadata", "labels")
+        return replace(
+            place,
+            environment=environment,
+            image=_read_image_name(node) or place.image,
+            engine=_find_engine(node) or place.engine,
+            model=_find_model(node) or place.model,
+            labels=labels if isinstance(labels, Mapping) else place.labels,
+            pod=node if isinstance(node.get("containers"), list) else place.pod,
+        )
+
+    def _find_referenced(self, node: YamlMapping, kind: str) -> Mapping[str, Any] | None:
+        """Find the object of another kind that says the rest of what a mapping of this one says."""
+        others = [one for one in self.objects if one.get("kind") != kind]
+        for key in load_forms().reference_keys:
+            value = node.get(key)
+            name = get_nested(value, "name") if isinstance(value, Mapping) else value
+            for one in others if name else ():
+                if get_nested(one, "metadata", "name") == name:
+                    return one
+        wanted = None if node.get("runtime") else get_nested(node, "modelFormat", "name")
+        fitting = [
+            one
+            for one in others if wanted
+            for known in list_items(get_nested(one, "spec", "supportedModelFormats"))
+            if get_nested(known, "name") == wanted and get_nested(known, "autoSelect")
+        ]  # fmt: skip
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _read_container(self, node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
+        """Yield the server of a compose service, or of what else has an image and words for it."""
+        image = node.get("image")  # vLLM's chart has the command in it
+        holder = {**image, **node} if isinstance(image, Mapping) else node
+        lists = [
+            _split_command(holder.get(key), place.is_compose)
+            for key in ("entrypoint", "command", "args")
+        ]
+        words, name = [word for one in lists for word in one], _read_image_name(node)
+        is_task = node.get("commands") or node.get("run")  # read as shell text
+        if not words and (is_task or not image or not parse_image_name(name)):
+            return
+        text = " ".join(words)
+        if _WORKER_PATTERN.search(text) and not SERVER_MENTION_PATTERN.search(text):
+            return  # the server starts in another container of its cluster
+        environment, findings = self._read_environment(node, place)
+        # Kubernetes' command is in place of the image's entry point, and compose's is not
+        is_replaced = bool(lists[0]) or (not place.is_compose and bool(lists[1]))
+        words = _fill_in(words, environment, place)
+        commands = list(parse_container(name, words, environment, place.path, is_replaced))
+        is_member = place.kind in load_forms().cluster_kinds or _CLUSTER_PATTERN.search(text)
+        setup = replace(self._read_setup(node, place), image=name, is_member=bool(is_member))
+        # another server, or a program in the background, may be the one that is asked
+        if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", text):
+            setup = replace(setup, network="shared")
+        for command in commands:
+            known = (*findings, *command.findings)
+            yield replace(command, setup=setup, findings=known, gpu=_name_gpu(node, place))
+
+    def _read_options(self, node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
+        """Yield the server of a mapping that holds options of an engine: in lists, or by name."""
+        is_kserve = isinstance(node.get("modelFormat"), Mapping)
+        if is_kserve and not place.engine:
+            return
+        image = parse_image_name(_read_image_name(node) or place.image)
+        engine = self.engine or place.engine or (image.engine if image else "")
+        holders: dict[str, YamlMapping] = {"": node} | {
+            key: value for key, value in node.items()
+            if _HOLDER_KEY.search(key) and isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
+        }  # fmt: skip
+        environment, findings = self._read_environment(node, place)
+        options = {k: _read_named_options(one, engine or "vllm") for k, one in holders.items()}
+        specific = [len(one.specific) for one in options.values()]
+        is_named = any(
+            name in k.lower() for k, one in options.items() if one.specific for name in _ENGINES
+        )
+        if (
+            is_named
+            or any(one.is_file for one in options.values())
+            or (sum(specific) > 1 and any(specific[1:]))
+        ):
+            engine = engine or "vllm"
+        listed, named, unread = list[str](), list[tuple[str, object]](), list[str]()
+        for key, holder in holders.items():
+            for name, value in holder.items():
+                words = _split_command(value, place.is_compose) if _COMMAND_KEY.search(name) else []
+                is_options = is_kserve or (words and words[0].startswith("-"))
+                if guessed := _guess_engine(words) or (is_options and engine):
+                    engine, listed = engine or str(guessed), [*listed, *words]
+            environment |= _parse_environment(holder.get("env")) if key else {}
+            if engine and (options[key].is_file or (key and options[key].specific)):
+                named += [*options[key].known, *options[key].unknown]
+                unread += [
+                    f"{key}.{one}" for one in options[key].others if not options[key].is_file
+                ]
+        if not (listed or named or is_kserve):
+            return
+        if not options[""].is_file:
+            named += options[""].specific
+            is_whole = place.pod or place.is_compose or is_kserve or not place.kind
+            unread += () if is_whole else options[""].others
+        cli_options = get_cli_options(engine, load_flag_lists(engine).versions[-1])
+        note = f"read as options of {engine}"
+        if is_kserve:
+            listed, left, _ = map(list, unwrap_command("kserve", listed))
+            if any(word.endswith("huggingface") for word in left):
+                return
+            names = [word.partition("=")[0] for word in left if word.startswith("--")]
+            note = f"left to KServe: {', '.join(names)}" if names else ""
+        words = [*listed, *_format_as_words(named, cli_options.spellings)]
+        is_given = words and not words[0].startswith("-")
+        if (
+            place.model
+            and not is_given
+            and not {"model", "model_path"} & {*cli_options.parse(words).values}
+        ):
+            words = [place.model, *words]
+        is_container = bool(place.pod and place.kind) or place.is_compose
+        around = place if is_container else replace(place, pod=None)
+        is_set_up = is_container or is_kserve or {"resources", "requestGPU"} & node.keys()
+        setup = self._read_setup(node, around) if is_set_up else None
+        why = "what becomes of it is not known here, and it may change what is served"
+        findings += tuple(
+            LintFinding("setting", name[:80], f"{place.path}.{name}"[:300], "unread", why)
+            for name in unread
+        )
+        yield ServerCommand(
+            place.path,
+            engine,
+            tuple(_fill_in(words, environment, place)),
+            environment,
+            image.version if image and image.engine == engine else "",
+            container=is_container or is_kserve or "requestGPU" in node,
+            subcommand=True,
+            note=note,
+            findings=findings,
+            setup=setup and replace(setup, image=_read_image_name(node)),
+            gpu=_name_gpu(node, place),
+        )
+
+    def _read_setup(self, node: YamlMapping, place: _Place) -> ContainerSetup:
+        """Return what a compose service or a manifest's container is given."""
+        if place.is_compose:
+            setup, is_awaited = (
+                read_service_setup(node),
+                place.path.rpartition(".")[2] in place.awaited,
+            )
+            limit_s = read_health_limit(node.get("healthcheck")) if is_awaited else None
+            return replace(
+                setup, probe="healthcheck" * (limit_s is not None), start_limit_s=limit_s
+            )
+        if "requestGPU" not in node:
+            return read_pod_setup(node, place.pod, place.kind, place.labels, self.objects)
+        # production-stack mounts /dev/shm for its own key of tensor parallelism, not for one in extraArgs
+        # (helm/templates/deployment-vllm-multi.yaml, commit 010004e)
+        mounts = [get_nested(one, "mountPath") for one in list_items(node.get("extraVolumeMounts"))]
+        has_workers = get_nested(node, "raySpec", "enabled") is True  # with GPUs of their own
+        has_shm = (
+            "tensorParallelSize" in str(node.get("vllmConfig"))
+            or "raySpec" in node
+            or "/dev/shm" in mounts
+            or get_nested(node, "lmcacheConfig", "enablePD") is True
+        )
+        count = None if has_workers else parse_count(node["requestGPU"])
+        return ContainerSetup(
+            "kubernetes", count != 0, count, None if has_shm else DEFAULT_SHM_BYTES
+        )
+
+    def _read_environment(
+        self, node: YamlMapping, place: _Place
+    ) -> tuple[dict[str, str], tuple[LintFinding, ...]]:
+        """Return a container's environment, and findings about what of it is not here."""
+        environment, findings = dict(place.environment), list[LintFinding]()
+        for item in [*list_items(node.get("env_file")), node.get("env_file")]:
+            path = item.get("path") if isinstance(item, Mapping) else item
+            if isinstance(path, str):
+                text = self.files.find(path)
+                environment |= parse_assignments(text or "")
+                if text is None and get_nested(item, "required") is not False:
+                    findings.append(make_unread_variables(path))
+        for item in list_items(node.get("envFrom")):
+            name = str(get_nested(item, "configMapRef", "name"))
+            environment |= _parse_environment(data := self.config_maps.get(name))
+            if data is None and get_nested(item, "configMapRef"):
+                findings.append(make_unread_variables(name))
+        given = _parse_environment(node.get("environment")) | _parse_environment(node.get("env"))
+        for item in list_items(node.get("env")):
+            reference = get_nested(item, "valueFrom", "configMapKeyRef")
+            data = self.config_maps.get(str(get_nested(reference, "name"))) or {}
+            if (key := str(get_nested(reference, "key"))) in data:
+                given[str(item.get("name"))] = _format_scalar(data[key])
+        return environment | given, tuple(findings)
+
+
+def _list_mappings(node: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the mappings within a document."""
+    if isinstance(node, Mapping):
+        yield node
+    inner = node.values() if isinstance(node, Mapping) else list_items(node)
+    for value in inner if depth < MAX_DEPTH else ():
+        yield from _list_mappings(value, depth + 1)
+
+
+def _find_awaited(services: YamlMapping) -> frozenset[str]:
+    """Find the services of a compose file for whose health others wait."""
+    waits = (get_nested(one, "depends_on") for one in services.values())
+    return frozenset(
+        str(name)
+        for wait in waits if isinstance(wait, Mapping)
+        for name, how in wait.items()
+        if get_nested(how, "condition") == "service_healthy"
+    )  # fmt: skip
+
+
+def _normalize(node: Any, variables: Variables | None, depth: int = 0) -> Any:
+    """Return a document with keys as most forms spell them, and a compose file's variables filled in.
+
+    Image and ShmSize become image and shmSize; `$$` is a dollar of a compose file.
+    """
+    if isinstance(node, Mapping) and depth < MAX_DEPTH:
+        is_compose = depth > 0 or isinstance(node.get("services"), Mapping)
+        return {
+            key[0].lower() + key[1:] if re.fullmatch("(?:[A-Z][a-z]+)+", key) else key:
+            _normalize(value, variables if is_compose else None, depth + 1)
+            for key, value in ((str(key), value) for key, value in node.items())
+        }  # fmt: skip
+    if isinstance(node, list) and depth < MAX_DEPTH:
+        return [_normalize(value, variables if depth else None, depth + 1) for value in node]
+    if isinstance(node, str) and variables is not None:
+        return expand_variables(node.replace("$$", "\0"), variables).replace("\0", "$")
+    return node
+
+
+def _read_shell(text: str, place: _Place) -> Iterator[ServerCommand]:
+    """Yield the servers that shell text starts."""
+    if not (mention := SERVER_MENTION_PATTERN.search(text)):
+        return
+    image = parse_image_name(place.image)
+    try:
+        for command in find_commands(text, place.path, None, place.environment):
+            is_ours = image is not None and image.engine == command.engine
+            version = image.version if image and is_ours else ""
+            yield replace(command, gpu=place.gpu, version=command.version or version)
+    except PlannerError as error:
+        engine = next((name for name in ("sglang", "trtllm") if name in mention[0]), "vllm")
+        yield ServerCommand(place.path, engine, (), {}, unread=(mention[0], f"({error})"))
+
+
+def _find_engine(node: YamlMapping) -> str:
+    """Return the engine that a mapping names; KServe's format of the Hugging Face server is vLLM's."""
+    for key in load_forms().engine_keys:
+        value = node.get(key)
+        name = str(get_nested(value, "name") if isinstance(value, Mapping) else value)
+        name = "vllm" if name == "huggingface" else name.lower().replace("-", "")
+        if name in _ENGINES:
+            return name
+    return ""
+
+
+def _find_model(node: YamlMapping) -> str:
+    """Return the model that a mapping names, as on the Hub; empty if it names none."""
+    inner = [
+        one for key in ("model", "modelArtifacts") if isinstance(one := node.get(key), Mapping)
+    ]
+    texts = [node.get(key) for key in load_forms().model_keys]
+    texts += [one.get(key) for one in inner for key in ("modelURL", "name", "uri")]
+    texts += [value for value in node.values() if str(value).startswith("hf://")]
+    named = [one for one in texts if isinstance(one, str) and one]
+    model = named[0].removeprefix("hf://") if named else ""
+    return re.sub(r"@\w+$", "", model) if named and named[0] != model else model
+
+
+def _join_referenced(
+    node: YamlMapping, referenced: Mapping[str, Any], place: _Place
+) -> tuple[YamlMapping, _Place]:
+    """Return a mapping with what the object that it names says of the container, and of the model.
+
+    KServe appends the arguments of the InferenceService to those of the runtime, and what else it
+    says of the container is in place of the runtime's (kserve pkg/controller, MergeRuntimeContainers).
+    """
+    spec = referenced.get("spec") or {}
+    place = replace(place, model=_find_model(spec) or place.model)
+    place = replace(place, gpu=find_named_gpu(spec) or place.gpu)
+    if not (containers := list_items(spec.get("containers"))):
+        return node, place
+    replaced = {key for key in ("command", "startupProbe", "livenessProbe") if node.get(key)}
+    first = {key: value for key, value in containers[0].items() if key not in replaced}
+    joined = merge_json(first, {key: value for key, value in node.items() if value is not None})
+    pod = {**merge_json(spec, dict(place.parent)), "containers": [joined, *containers[1:]]}
+    return joined, replace(place, pod=pod, gpu=find_named_gpu(pod) or place.gpu)
+
+
+def _fill_in(words: Iterable[str], environment: Mapping[str, str], place: _Place) -> list[str]:
+    """Return the words of a container with its variables, as Kubernetes writes them, and its model."""
+    filled = list[str]()
+    for word in words:
+        if not place.is_compose:
+            word = re.sub(
+                r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word
+            )
+        option, equals, value = word.rpartition("=")
+        is_model = (
+            value.rstrip("/") == KSERVE_DIRECTORY and place.model and "://" not in place.model
+        )
+        filled.append(f"{option}{equals}{place.model}" if is_model else word)
+    return filled
+
+
+def _name_gpu(node: YamlMapping, place: _Place) -> str:
+    """Return the GPU, or the slice of it, that the file names for a container."""
+    return name_slice(place.gpu, get_nested(node, "resources", "limits") or {})
+
+
+def _read_image_name(node: YamlMapping) -> str:
+    """Return the image of a container or of a chart's values, with its tag; empty without one."""
+    image = node.get("image")
+    image = node if image is None and "repository" in node else image
+    if isinstance(image, Mapping):
+        tag = image.get("tag")
+        return f"{image.get('repository') or image.get('name') or ''}{f':{tag}' if tag else ''}"
+    return "" if image is None else str(image)
+
+
+def _guess_engine(words: Sequence[str]) -> str | None:
+    """Return the engine that has most of a list's options; None for another program's."""
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    counts = {
+        engine: sum(
+            bool(list_versions_with_spelling(engine, name.replace("_", "-") if engine != "trtllm" else name))
+            for name in names
+        )
+        for engine in _ENGINES
+    }  # fmt: skip
+    best = max(counts, key=lambda engine: counts[engine])
+    known = set(load_argument_names(best).arguments)
+    specific = {name.removeprefix("--").replace("-", "_") for name in names} & known
+    return best if counts[best] >= max(1 if specific else 2, len(names) / 2) else None
+
+
+@dataclass(frozen=True)
+class _NamedOptions:
+    """What a mapping gives by name: options of an engine, and other values."""
+
+    known: tuple[tuple[str, object], ...]
+    specific: tuple[tuple[str, object], ...]  # of the known, what says how a model is served
+    unknown: tuple[tuple[str, object], ...]  # spelled as options are, and of no version
+    others: tuple[str, ...]  # keys that are no options
+    is_file: bool  # a file of options and nothing else
+
+
+def _read_named_options(holder: YamlMapping, engine: str) -> _NamedOptions:
+    """Read a mapping as options by their names, such as max-model-len, max_model_len or maxModelLen."""
+    options, forms = get_cli_options(engine, load_flag_lists(engine).versions[-1]), load_forms()
+    served = {*load_argument_names(engine).arguments}
+    known, specific, unknown, others = ([], [], [], [])
+    num_exact = 0
+    for key, value in holder.items():
+        name = f"--{_convert_camel_case(str(key))}"
+        matches = options.find_spellings(name)
+        if not _is_scalar(value) or _COMMAND_KEY.search(str(key)):
+            continue
+        num_exact += len(matches) == 1
+        is_own = key in forms.own_keys or key in forms.model_keys
+        if matches:
+            known.append((name, value, is_own))
+            argument = options[matches[0]].argument
+            is_specific = argument in served or argument.endswith("parallel_size")
+            specific += [(name, value)] if is_specific else []
+        elif re.search("[a-z][-_]", str(key)):
+            unknown.append((name, value))
+        elif not is_own and key not in (*forms.reference_keys, *forms.engine_keys, *forms.gpu_keys):
+            others.append(str(key))
+    is_file = (
+        len(holder) > 1
+        and num_exact >= 0.6 * len(holder)
+        and bool(specific)
+        and all(map(_is_scalar, holder.values()))
+    )
+    pairs = tuple((name, value) for name, value, is_own in known if is_file or not is_own)
+    return _NamedOptions(pairs, tuple(specific), tuple(unknown), tuple(others), is_file)
+
+
+def _convert_camel_case(name: str) -> str:
+    """Return maxModelLen as max-model-len, and enableLoRA as enable-lora."""
+    return (
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).lower().replace("_", "-")
+    )
+
+
+def _split_command(value: object, is_compose: bool) -> list[str]:
+    """Return the words of a command that is a list or a text.
+
+    Compose splits a text at blanks and line breaks alike; of other files a shell reads it.
+    """
+    if isinstance(value, list):
+        return [_format_scalar(word) for word in value if isinstance(word, str | int | float)]
+    if not isinstance(value, str):
+        return []
+    if is_compose:
+        return split_words(value)
+    try:
+        statements = parse_statements(value)
+    except PlannerError:
+        return ["sh", "-c", value]
+    if len(statements) == 1:
+        return list(statements[0].words)
+    return ["sh", "-c", value] if statements else []
+
+
+def _is_holder(key: str, value: object) -> bool:
+    """Return whether the words or the options of a server may stand under a key."""
+    is_options = isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
+    return bool(_COMMAND_KEY.search(key) or (is_options and _HOLDER_KEY.search(key)))
+
+
+def _format_scalar(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def make_unread_variables(source: str) -> LintFinding:
+    """Return a finding about a file or ConfigMap of variables that is not here."""
+    why = "it is not here: its variables are not known"
+    return LintFinding("setting", source[:80], f"variables of {source}"[:300], "unread", why)
+
+
+def parse_assignments(text: str) -> dict[str, str]:
+    """Return the variables of a file of NAME=value lines."""
+    lines = re.findall(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(.*)$", text, re.MULTILINE)
+    return {
+        name: re.sub(r"(?<!\s)\s+#.*$", "", value.strip()).strip("'\"") for name, value in lines
+    }
+
+
+def _parse_environment(value: object) -> dict[str, str]:
+    """Return an environment given as a mapping, or as a list of NAME=value or name and value."""
+    if isinstance(value, Mapping):
+        value = [{"name": name, "value": content} for name, content in value.items()]
+    environment = {}
+    for entry in list_items(value):
+        if isinstance(entry, Mapping) and "name" in entry:
+            name = str(entry["name"])
+            content = entry.get("value", f"${{{name}}}")
+            environment[name] = "" if content is None else _format_scalar(content)
+        elif isinstance(entry, str):
+            name, equals, content = entry.partition("=")
+            environment[name] = content if equals else f"${{{name}}}"
+    return environment
+
+
+def _is_scalar(value: object) -> bool:
+    return not isinstance(value, Mapping | list) or (
+        isinstance(value, list) and all(map(_is_scalar, value))
+    )
+
+
+def format_config_as_words(config: YamlMapping) -> tuple[str, ...]:
+    """Return the scalars of a `--config` file as words of a command line."""
+    pairs = ((f"--{name}", value) for name, value in config.items() if _is_scalar(value))
+    return tuple(_format_as_words(pairs, ()))
+
+
+def _format_as_words(
+    pairs: Iterable[tuple[str, object]], spellings: Iterable[str]
+) -> Iterator[str]:
+    """Yield options and values as words of a command line; what is switched off by its negation."""
+    for name, value in pairs:
+        negation = f"--no-{name.removeprefix('--')}"
+        if value is True or value is None:
+            yield name
+        elif value is False:
+            yield from (negation,) if negation in spellings else ()
+        elif isinstance(value, list):
+            yield from (name, *map(_format_scalar, value))
+        elif value != "":
+            yield from (name, _format_scalar(value))
