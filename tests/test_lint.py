@@ -718,7 +718,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     )
     with pytest.raises(SystemExit):
         main(["lint", "vllm serve m", "--engine-verison", "0.20.2"])
-    with pytest.raises(PlannerError, match="no server starts in ''"):
+    with pytest.raises(PlannerError, match="no server starts in this text"):
         lint("")
     assert main(["lint", "vllm serve m --max-num-seqs 8", "--engine-version", "0.20.2"]) == 0
     assert main(["lint", "vllm serve m --swap-space 8", "--engine-version", "0.20.2"]) == 1

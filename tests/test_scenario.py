@@ -415,7 +415,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ),
         (
             {"engine_args": {"enforce_eager": "banana"}},
-            "engine_args, field enforce_eager: must be true or false.*, got 'banana'",
+            "engine_args, field enforce_eager: must be true or false.*, got '...'",
         ),
         ({"quantization": ["fp7"]}, "unknown quantization 'fp7'"),
         ({"prices": {"H100": 0}}, r"prices\.H100: .*at least 0.001"),

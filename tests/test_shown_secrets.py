@@ -11,6 +11,7 @@ from planner.core.redaction import MASK, is_secret_name, redact_json, redact_tex
 from planner.engines.cli_options import load_recorded_names
 from planner.tools.diagnostics.metrics_pages import read_metrics_page
 from planner.tools.lint.report import lint
+from planner.ui.cli import main
 from planner.workload.traces import read_trace
 
 VARIABLES = (
@@ -71,6 +72,107 @@ def test_no_planted_secret_is_shown(gpu: str | None, tmp_path: Path) -> None:
     assert find_planted(str(report), json.dumps(report.to_json())) == []
     # what is harmless is shown
     assert "NCCL_DEBUG=INFO" in command and "VLLM_LOGGING_LEVEL=DEBUG" in command
+
+
+def write_service(**fields: object) -> str:
+    service = {
+        "image": "vllm/vllm-openai:v0.18.0",
+        "command": ["--model", "Qwen/Qwen3-8B"],
+        **fields,
+    }
+    return yaml.safe_dump({"services": {"llm": service}})
+
+
+SERVED = "vllm serve Qwen/Qwen3-8B"
+PLACES = {
+    "unit": {
+        f"[Service]\nExecStart=/usr/bin/{SERVED} \u2014api-key @\n",
+        f"[Service]\nEnvironment=PIN=@\nExecStart=/usr/bin/{SERVED} --served-model-name $PIN\n",
+        f"[Service]\nExecStart=/usr/bin/{SERVED} --auth-user bob @\n",
+        f"[Service]\nExecStart=/usr/bin/env PIN=@ {SERVED} --nothing @\n",
+    },
+    "line": {
+        f"{SERVED} --auth @", f"{SERVED} --auth=@", f"{SERVED} @", "vllm serve @", "vllm serve --port 8000 @",
+        f"{SERVED} --dtype @", f"{SERVED} --max-model-len @", f"{SERVED} --trust-remote-code @ @",
+        f"{SERVED} --additional-config '{{\"license\": \"@\"}}'", f"{SERVED} --additional-config '{{\"a\": [\"@\"]}}'",
+        f"{SERVED} --additional-config '{{\"x\": @'", f"{SERVED} --additional-config.license @",
+        f"{SERVED} --speculative-config '{{\"key\": \"@\"}}'", f"{SERVED} --hf-overrides '{{\"a\": {{\"b\": \"@\"}}}}'",
+        f"{SERVED} --default-chat-template-kwargs '{{\"who\": \"@\"}}'", f"{SERVED} --api-key @ --swap-space 4",
+        f"PIN=@; {SERVED} --chat-template $PIN", f"PIN=@\n{SERVED} --served-model-name a-$PIN-b",
+        f"export A=@; {SERVED} --download-dir /x/$A", f"curl -H @ http://x && {SERVED} --max-num-seqs 8",
+        "docker run -e PIN=@ vllm/vllm-openai:v0.18.0 --model Qwen/Qwen3-8B",
+        "docker run --label @ vllm/vllm-openai:v0.18.0 --model Qwen/Qwen3-8B --seed @",
+        "docker run --gpus all bob:@@hub/vllm/vllm-openai:v0.18.0 --model Qwen/Qwen3-8B",
+        f"docker login -p @ hub && {SERVED} --max-num-seqs 8", f"bash -c '{SERVED} --pin @'", f"sh -c @ {SERVED} --pin",
+        f"{SERVED} --chat-template https://bob:@@host/x", f"{SERVED} \\\n --max-num-seqs 8\n --auth @",
+        f"HF_TOKEN=@ {SERVED} --enforce-eager", f"DB=@ {SERVED} --enforce-eager", f"'{SERVED} --auth @'",
+        f"srun --container-image=bob:@@hub/x {SERVED}", f"{SERVED} '--auth @'", f"{SERVED} '#@'",
+        f"{SERVED} --tensor-parallel-size $(cat @)", f"{SERVED} --max-model-len ${{LEN:-@}}",
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --auth @", f"sudo -p @ {SERVED} --max-num-seqs 8",
+        f"VLLM_API_KEY=@ VLLM_NO_SUCH=@ {SERVED}", f"{SERVED} --seed=@",
+    },
+    "yaml": {
+        write_service(environment={"DB_PASSWORD": "@"}), write_service(environment={"X": "@"}),
+        write_service(healthcheck={"test": ["CMD", "curl", "-u", "bob:@", "http://127.0.0.1:9000"]}),
+        write_service(healthcheck={"test": "curl -H 'X-Key: @' http://127.0.0.1:9000"}),
+        write_service(labels={"x": "@"}), write_service(entrypoint=["/run.sh", "@"]),
+        write_service(entrypoint="sh -c @"),
+        write_service(command=["--model", "Qwen/Qwen3-8B", "--auth-user", "bob", "@"]),
+        write_service(command="--model Qwen/Qwen3-8B --api-key @"),
+        write_service(image="bob:@@hub/vllm-openai:v0.18.0"),
+        write_service(environment=["X"]).replace("- X", "- X: !@ x"),
+        write_service(labels=["X"]).replace("- X", "- &@"),
+        write_service(labels=["X"]).replace("- X", "- *@"), write_service(labels=["X"]).replace("- X", "- X: [@"),
+        yaml.safe_dump({"kind": "Secret", "stringData": {"x": "@"}}) + "---\n" + write_service(user="@"),
+        yaml.safe_dump({"vllm": {"extraArgs": {"auth": {"user": "@"}}}}),
+        yaml.safe_dump({"vllmConfig": {"maxModelLen": 8192, "gpuMemoryUtilization": 0.9, "licenseText": "@"}}),
+        yaml.safe_dump({"vllmConfig": {"maxModelLen": 8192, "gpuMemoryUtilization": 0.9, "license-text": "@"}}),
+        yaml.safe_dump({"engine": "vllm", "modelRef": "m", "vllmConfig": {"maxModelLen": "@", "dtype": "@"}}),
+        "services: {llm: {image: 'vllm/vllm-openai:v0.18.0', command: '--model Qwen/Qwen3-8B', @",
+    },
+    "json": {
+        json.dumps({"image": "vllm/vllm-openai:v0.18.0", "args": ["--auth", "@"], "env": {"X": "@"}}), '{"args": "@',
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(kind, text) for kind, texts in PLACES.items() for text in sorted(texts)]
+)
+def test_text_that_was_not_understood_is_never_shown(
+    kind: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted = (
+        text.replace("@@", "\0").replace("@", PLANTED + "abcdef").replace("\0", PLANTED + "abcdef@")
+    )
+    path = tmp_path / f"llm.{'service' if kind == 'unit' else kind}"
+    path.write_text(planted)
+    what = planted if kind == "line" else str(path)
+    for more in ([], ["--gpu", "L40S"], ["--json", "--to", "0.33.0"]):
+        assert main(["lint", what, *more]) in (0, 1, 2, 3)
+        assert find_planted(*capsys.readouterr()) == []
+
+
+REFUSALS = (
+    ["plan", "edge-8b-24gb", "--api-key", "@"], ["plan", "edge-8b-24gb", "@"], ["@"],
+    ["plan", "edge-8b-24gb", "--time-limit", "@"],
+    ["plan", "edge-8b-24gb", "--set", "workload.rate=@"],
+    ["plan", "edge-8b-24gb", "--set", "engine_args.enforce_eager=@"],
+    ["plan", "edge-8b-24gb", "--set", "model=https://bob:@@hub/Qwen3-8B"], ["verify", "x", "--replicas", "@"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSALS, ids=" ".join)
+def test_our_own_refusals_repeat_no_value(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted = [
+        word.replace("@@", "\0").replace("@", PLANTED).replace("\0", f"{PLANTED}@")
+        for word in words
+    ]
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(planted))
+    assert ended.value.code == 2 and find_planted(*capsys.readouterr()) == []
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from planner import __version__
 from planner.core.errors import PlannerError, find_closest
 from planner.core.readers import read_yaml
+from planner.core.redaction import quote_value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -113,7 +114,7 @@ def _describe_problem(
             "must be names with values, such as {name: value}"
         )  # fmt: skip
         listed = f"; accepted: {', '.join(known)}" if named else ""
-        return f"{location}, field {field}: {expected}, got {value!r:.80}", listed
+        return f"{location}, field {field}: {expected}, got {quote_value(value)}", listed
     units = {**entry_type.field_units, **_find_type_at(entry_type, path).field_units}
     unit = next((units[str(part)] for part in path if str(part) in units), "")
     expected = problem["msg"].replace("Input should be", "must be")
@@ -122,7 +123,7 @@ def _describe_problem(
     for old, new in PLAIN_WORDS.items():
         expected = expected.replace(old, new)
     return (
-        f"{location}, field {field}: {expected}, got {value!r:.80}{_suggest_number(value, unit)}",
+        f"{location}, field {field}: {expected}, got {quote_value(value)}{_suggest_number(value, unit)}",
         "",
     )
 

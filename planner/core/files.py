@@ -54,6 +54,10 @@ def check_replaceable(path: Path, beginning: str, mark: str = "", *, force: bool
         )
 
 
+MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What fails because of the machine, whatever was asked."""
+
+
 @contextmanager
 def replace_atomically(
     *paths: Path, stale: Iterable[Path] = (), new: bool = False, updating: bool = False
@@ -88,6 +92,8 @@ def replace_atomically(
                 path.unlink(missing_ok=True)
     except OSError as error:
         where = paths[0] if len(paths) == 1 else paths[0].parent
+        if error.errno in MACHINE_ERRORS:
+            raise OSError(error.errno, f"cannot write it: {error.strerror}", str(where)) from None
         raise PlannerError(f"cannot write {where}: {error.strerror or error}") from None
     finally:
         for part in parts:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from planner.core.errors import PlannerError
+from planner.core.redaction import MASK
 from planner.core.units import MIB
 
 MAX_NESTING_DEPTH = 100
@@ -180,6 +181,9 @@ def parse_yaml(text: str, location: str) -> Any:
         problem = ", ".join(filter(None, (error.context, error.problem)))
         if error.problem == "found unhashable key":
             problem = "a list or a mapping stands where a name has to"
+        problem = re.sub(
+            r"'[^'<]*\w[^']*'", f"'{MASK}'", problem
+        )  # a tag or an anchor may be a password
         raise PlannerError(f"{location} is not valid YAML: {line}{problem}") from None
     # PyYAML's constructors of tags raise more than YAMLError
     except UnicodeEncodeError:
@@ -188,8 +192,8 @@ def parse_yaml(text: str, location: str) -> Any:
         raise PlannerError(
             f"{location} is not valid YAML: a value is none of the type that its tag (!!...) says"
         ) from None
-    except yaml.YAMLError as error:
-        raise PlannerError(f"{location} is not valid YAML: {error}") from None
+    except yaml.YAMLError:
+        raise PlannerError(f"{location} is not valid YAML: a letter that YAML lacks") from None
 
 
 def parse_json(text: str, location: str) -> Any:

@@ -1,7 +1,7 @@
 """Mask secrets in all that is printed: commands, findings, messages and addresses."""
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 MASK = "..."
@@ -85,23 +85,18 @@ def redact_text(text: str) -> str:
     return _NAMED_VALUE.sub(mask_value, _KNOWN_TOKENS.sub(MASK, text))
 
 
-def redact_words(
-    words: Sequence[str], is_known: Callable[[str], bool] = lambda name: True
-) -> tuple[str, ...]:
-    """Mask the values of secret options, and of those that are not known, in a command's words."""
-    masked, hides_next = list[str](), False
-    for word in words:
-        name, equals, value = word.partition("=")
-        is_option = bool(re.match("--?[A-Za-z]", name))
-        is_secret = is_option and (is_secret_name(name) or not is_known(name))
-        if hides_next and not (is_option and (word.startswith("--") or is_known(name))):
-            masked.append(word if _is_placeholder(word) else MASK)
-        elif is_secret and equals:
-            masked.append(word if _is_placeholder(value) else f"{name}={MASK}")
-        else:
-            masked.append(redact_text(word))
-        hides_next = (is_secret and not equals) or (hides_next and not is_option)
-    return tuple(masked)
+def quote_value(value: object) -> str:
+    """Return a value as an error quotes it: numbers, with a unit too, and no other text.
+
+    >>> quote_value("20%"), quote_value("hunter2"), quote_value([1])
+    ("'20%'", "'...'", 'a list')
+    """
+    if isinstance(value, str):
+        is_number = re.fullmatch(
+            r"[-+]?[\d.,:/]*\s*(?:[A-Za-z]{1,3}|%)?|true|false|null|none", value, re.I
+        )
+        return repr(value) if is_number and len(value) < 24 else f"'{MASK}'"
+    return f"a {type(value).__name__}" if isinstance(value, Mapping | list | tuple) else repr(value)
 
 
 def redact_json(data: Any) -> Any:
@@ -116,18 +111,6 @@ def redact_json(data: Any) -> Any:
             for name, value in data.items()
         }
     return [redact_json(value) for value in data] if isinstance(data, list | tuple) else data
-
-
-def redact_environment(
-    environment: Mapping[str, str], harmless_names: Container[str]
-) -> dict[str, str]:
-    """Mask the values of all variables but those of `harmless_names`."""
-    return {
-        name: redact_text(value)
-        if name in harmless_names or not value or _is_placeholder(value)
-        else MASK
-        for name, value in environment.items()
-    }
 
 
 def _is_placeholder(value: str) -> bool:

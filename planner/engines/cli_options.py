@@ -13,6 +13,7 @@ from typing import Any, Literal
 from planner.core.catalog import CATALOG_DIR, SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.readers import parse_json, read_csv_lines
+from planner.core.redaction import quote_value
 from planner.core.units import MIB
 from planner.core.versions import Version, is_nightly
 
@@ -245,7 +246,10 @@ def _parse_option_value(
 ) -> tuple[Any, str]:
     """Return the value of an option and an error, which is empty if the words are valid."""
     if option.kind == "nothing":
-        return not negated, f"takes no value, got {words[0]!r:.80}" if has_equals_sign else ""
+        return (
+            not negated,
+            f"takes no value, got {quote_value(words[0])}" if has_equals_sign else "",
+        )
     if not words and option.count in ("", "+"):
         return None, f"needs {_describe_expected_value(option)}"
     if not words and option.kind == "bool":
@@ -255,9 +259,9 @@ def _parse_option_value(
         try:
             values.append(_convert_word(option.kind, word))
         except ValueError:
-            return None, f"takes {_describe_expected_value(option)}, got {word!r:.80}"
+            return None, f"takes {_describe_expected_value(option)}, got {quote_value(word)}"
         if option.choices and word not in option.choices and not is_unresolved(word):
-            return None, f"takes {_describe_expected_value(option)}, got {word!r:.80}"
+            return None, f"takes {_describe_expected_value(option)}, got {quote_value(word)}"
     return (values if option.count in ("+", "*") else values[0] if values else None), ""
 
 

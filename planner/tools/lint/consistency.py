@@ -58,7 +58,7 @@ def find_contradictions(checked: CheckedCommand, engine: Engine | None) -> Itera
         smaller = [tp for tp in legal_sizes if tp < layout.tp][-1:]
         larger = [tp for tp in legal_sizes if tp > layout.tp][:1]
         instead = " or ".join(f"{option} {tp}" for tp in smaller + larger)
-        yield _make_contradiction(option, layout.tp, f"{name}: {reason}"[:300], instead)
+        yield _make_contradiction(option, layout.tp, f"{name}: {reason}", instead)
     yield from _check_format(checked, name, model)
     yield from _check_draft_pipeline(checked, layout, engine)
     offload = checked.argument_values.get("cpu_offload_gb")
@@ -85,9 +85,7 @@ def check_model_support(checked: CheckedCommand, engine: Engine | None) -> Itera
     if support.sentence:
         is_refused = support.state == "refused"
         verdict: LintVerdict = "contradicts" if is_refused else "ok"
-        yield LintFinding(
-            "setting", "model", name[:300], verdict, support.sentence, refused=is_refused
-        )
+        yield LintFinding("setting", "model", name, verdict, support.sentence, refused=is_refused)
 
 
 def _check_devices(checked: CheckedCommand) -> Iterator[LintFinding]:

@@ -147,4 +147,4 @@ def _make_finding(
     instead: str,
     refused: bool = False,
 ) -> LintFinding:
-    return LintFinding("environment", name, written[:300], verdict, why, instead, refused)
+    return LintFinding("environment", name, written, verdict, why, instead, refused)

@@ -265,7 +265,10 @@ def _read_check_command(name: str, command: object) -> Iterator[PortUse]:
         found.append((match["host"], int(port) if port.isdecimal() else default))
     if found:
         yield PortUse(
-            name, tuple(port for _, port in found), f"{name}: {text}"[:300], host=found[0][0]
+            name,
+            tuple(port for _, port in found),
+            f"{name}: {found[0][0]} at port {found[0][1]}",
+            host=found[0][0],
         )
 
 
@@ -284,7 +287,7 @@ def _read_service_uses(service: Mapping[str, Any], is_host_network: bool) -> Ite
     ports = [parse_count(one[0 if is_host_network else -1]) for one in parts]
     if ports and None not in ports:
         known = tuple(port for port in ports if port is not None)
-        yield PortUse("ports", known, f"ports {', '.join(published)}"[:300])
+        yield PortUse("ports", known, f"ports {', '.join(published)}")
 
 
 def _read_pod_uses(

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from planner.core.errors import PlannerError
+from planner.core.redaction import MASK
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import is_unresolved
 from planner.engines.deployment import Deployment, deploy_on
@@ -93,7 +94,12 @@ def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
         raise PlannerError("the command names no model")
     if is_unresolved(PurePath(name).name):
         raise PlannerError(f"the model is {name!r:.80}, which is filled in only where it runs")
-    return name, load_model_at(name)
+    try:
+        return name, load_model_at(name)
+    except PlannerError:
+        if checked.command.shown.show_word("", name) == MASK:
+            raise PlannerError("the command names no model that is known here") from None
+        raise
 
 
 def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:

@@ -45,6 +45,10 @@ class LintFinding:
     instead: str = ""
     refused: bool = False  # the server does not start with it
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name[:80])
+        object.__setattr__(self, "written", self.written)
+
     @property
     def needs_fix(self) -> bool:
         """Whether the verdict calls for a fix."""

@@ -18,7 +18,6 @@ from planner.tools.lint.option_checks import (
     normalize_variable_value,
 )
 from planner.tools.lint.server_commands import ServerCommand, quote_word
-from planner.tools.lint.shown_values import show_variable, show_words
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
             or finding.verdict not in ("removed", "renamed", "useless")
         ):
             continue
-        shown = show_variable(checked.command.engine, name, value)
-        diff.append(_format_diff_line(checked, "-", [f"{name}={shown}"]))
+        shown = checked.command.shown.show_variable(name, value)
+        diff.append(f"- {name}={shown}")
         del environment[name]
         change = load_engine_changes(checked.command.engine).environment.get(name)
         if change and change.becomes and change.becomes in cli_options.spellings:
@@ -86,10 +85,15 @@ def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = No
     model = list(checked.as_meant.positional)
     for finding in checked.findings:
         if finding.kind == "word" and finding.verdict == "contradicts":
-            after = finding.written.split(" ", 1) if finding.written.startswith("--") else []
-            diff += _diff_option(checked, [finding.written], after)
+            word = next(
+                word for word in model if checked.command.shown.show_stray(word) == finding.written
+            )
+            after = word.split(" ", 1) if word.startswith("--") else []
+            diff += [f"- {finding.written}"] + [_format_diff_line(checked, "+", after)] * bool(
+                after
+            )
             words += after
-            model.remove(next(word for word in model if word[:300] == finding.written))
+            model.remove(word)
     argv = (*model, *words)
     return FixedCommand(replace(checked.command, argv=argv, environment=environment), tuple(diff))
 
@@ -115,7 +119,7 @@ def _diff_option(checked: CheckedCommand, before: list[str], after: list[str]) -
 
 
 def _format_diff_line(checked: CheckedCommand, sign: str, words: list[str]) -> str:
-    return f"{sign} {' '.join(map(quote_word, show_words(checked.command.engine, words)))}"
+    return f"{sign} {' '.join(map(quote_word, checked.command.shown.list_words(words)))}"
 
 
 def _replace_option(

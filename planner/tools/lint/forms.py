@@ -19,6 +19,7 @@ class Forms(SourcedEntry):
     reference_keys: tuple[str, ...]
     gpu_keys: tuple[str, ...]
     gpu_counts: tuple[str, ...]
+    json_keys: tuple[str, ...]
     own_keys: tuple[str, ...]
 
 

@@ -65,7 +65,7 @@ def check_network(checked: CheckedCommand) -> Iterator[LintFinding]:
     )
     for use in setup.uses:
         if why := _explain_unreached(use, listener, setup):
-            yield LintFinding("environment", use.name, use.written[:300], "contradicts", *why)
+            yield LintFinding("environment", use.name, use.written, "contradicts", *why)
         elif use.name == "ports" and not (command.planned_on or has_key or listener.is_loopback):
             published = use.written.removeprefix("ports ").split(", ")
             if all(re.match(r"127\.|localhost:|\[::1\]", one) for one in published):
@@ -74,7 +74,7 @@ def check_network(checked: CheckedCommand) -> Iterator[LintFinding]:
             yield LintFinding(
                 "environment",
                 use.name,
-                use.written[:300],
+                use.written,
                 "ok",
                 "whoever reaches the host asks the server: it wants no API key",
                 f"{key}a gateway, or the port on 127.0.0.1 alone",

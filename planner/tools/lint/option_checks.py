@@ -6,14 +6,13 @@
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from planner.core.errors import PlannerError, find_closest
-from planner.core.redaction import is_secret_name
+from planner.core.redaction import MASK, is_secret_name
 from planner.core.versions import Version
 from planner.engines import engine as engines
 from planner.engines.argument_names import find_own_option, load_argument_names
@@ -38,7 +37,6 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.rules import apply_option_rules
 from planner.tools.lint.server_commands import ServerCommand, quote_word
-from planner.tools.lint.shown_values import is_shown_option, show_variable
 from planner.tools.lint.value_checks import check_values, is_accepted_word
 
 VERSIONED_DEFAULTS = {
@@ -82,7 +80,7 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     cli_options = get_cli_options(command.engine, engine_version)
     version = parse_engine_version(command.engine, str(engine_version))
     as_written = cli_options.parse(command.argv)
-    findings = [check_flag(option, cli_options, version) for option in as_written.options]
+    findings = [check_flag(option, command, cli_options, version) for option in as_written.options]
     corrections = {
         finding.written.split()[0]: finding.instead
         for finding in findings
@@ -96,7 +94,7 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
         as_meant = as_written
     pairs = zip(as_written.options, as_meant.options, strict=True)
     findings += [
-        check_flag(meant, cli_options, version)
+        check_flag(meant, command, cli_options, version)
         for given, meant in pairs
         if meant.error and meant != given
     ]
@@ -105,7 +103,7 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     findings += check_settings(command, version)
     indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
     for finding in (
-        *check_values(as_meant, command.engine, version),
+        *check_values(as_meant, command, version),
         # a plan states what it rests on, its version's defaults included
         *(() if command.planned_on else find_redundant_defaults(as_meant, command.engine, version)),
         *apply_option_rules(command, as_meant, version),
@@ -168,10 +166,12 @@ def _spell_out_move(finding: LintFinding, checked: CheckedCommand) -> LintFindin
     own = keys if place[1] == "model" else {place[1]: keys[place[1]]} if place[1] in keys else None
     if own is None or (place[0] == "--speculative-config" and place[1] != "model"):
         return finding
-    return replace(finding, instead=f"{place[0]} {quote_word(json.dumps(own))}"[:300])
+    return replace(finding, instead=f"{place[0]} {quote_word(json.dumps(own))}")
 
 
-def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> LintFinding:
+def check_flag(
+    option: ParsedOption, command: ServerCommand, options: CliOptions, version: Version
+) -> LintFinding:
     """Check one option of a command."""
     spelling = _normalize_setting_name(option.written, options)
     name = (
@@ -179,16 +179,7 @@ def check_flag(option: ParsedOption, options: CliOptions, version: Version) -> L
         if option.option and spelling not in load_engine_changes(options.engine).flags
         else spelling
     )
-    written = " ".join(
-        [
-            option.written,
-            *(
-                map(shlex.quote, option.words)
-                if is_shown_option(options.engine, option.written)
-                else ["..."] * bool(option.words)
-            ),
-        ]
-    )[:300]
+    written = command.shown.show_option(option)
     change = load_engine_changes(options.engine).flags.get(name) or OptionChange()
     if option.option is None:
         finding = _check_missing_option(name, written, options, version, change)
@@ -227,10 +218,10 @@ def check_settings(command: ServerCommand, version: Version) -> Iterator[LintFin
             yield LintFinding(
                 "setting",
                 key,
-                f"{key}: {value}"[:300],
+                f"{key}: {value}",
                 change.verdict,
                 why,
-                instead[:300],
+                instead,
                 refused=True,
             )
 
@@ -371,7 +362,9 @@ def check_positional_words(
         elif number >= num_expected and not is_unresolved(word):
             problem = "unknown", "it belongs to no option", ""
         if problem:
-            yield LintFinding("word", word[:80], word[:300], *problem, refused=True)
+            shown = command.shown.show_stray(word)
+            name = f"{shown} {number}" if shown == MASK else shown  # each is told
+            yield LintFinding("word", name, shown, *problem, refused=True)
     # the image is `vllm serve` too in these releases; logs of 0.20.0 and 0.20.2 in compose warn
     is_vllm_serve = command.subcommand and (not command.container or version >= Version(0, 20, 0))
     is_option = "model" in parsed.values and not parsed.positional
@@ -384,7 +377,12 @@ def check_positional_words(
         )
         why = f"`vllm serve` takes the model as its first word; {fate}"
         yield LintFinding(
-            "flag", "--model", f"--model {parsed.values['model']}"[:300], "ok", why, ""
+            "flag",
+            "--model",
+            f"--model {command.shown.show_word('', str(parsed.values['model']))}",
+            "ok",
+            why,
+            "",
         )
 
 
@@ -397,7 +395,7 @@ def check_environment(command: ServerCommand, version: Version) -> Iterator[Lint
     )
     index = all_versions.index(nearest)
     for name, value in command.environment.items():
-        written = f"{name}={show_variable(engine, name, value)}"[:300]
+        written = f"{name}={command.shown.show_variable(name, value)}"
         change = load_engine_changes(engine).environment.get(name) or OptionChange()
         is_placeholder = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
         if is_secret_name(name) and len(value) > 7 and not is_placeholder:
@@ -491,7 +489,7 @@ def find_redundant_defaults(
             why = f"the default since {since}, if not before" if since else "the default"
             if fact == "prefix_caching" and option.value and not facts.facts.prefix_caching_hybrid:
                 why += ", but for models with recurrent layers"
-            yield LintFinding("flag", option.option.name, str(option)[:300], "useless", why)
+            yield LintFinding("flag", option.option.name, str(option), "useless", why)
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.core.errors import PlannerError, add_error_context
 from planner.core.redaction import (
+    MASK,
     is_secret_name,
     redact_json,
     redact_text,
@@ -73,7 +74,6 @@ from planner.tools.lint.server_commands import (
     quote_word,
 )
 from planner.tools.lint.shared_gpus import GpuNeighbours, find_neighbours
-from planner.tools.lint.shown_values import show_variable, show_words
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.unmodelled import find_unmodelled_options
 from planner.workload.workload import Workload
@@ -422,8 +422,12 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
     if command.unread:
         why = "it was not read: what it starts, and with which options, is not known here"
         instead = "headroom lint of the script, or of the command that it runs"
-        script = " ".join(map(quote_word, command.unread))
-        yield LintFinding("word", "script", script[:300], "unread", why, instead)
+        paths = (
+            word if re.fullmatch(r"[\w./${}-]*(/|\.sh$)[\w./${}-]*", word) else MASK
+            for word in command.unread
+        )
+        script = " ".join(paths)
+        yield LintFinding("word", "script", script, "unread", why, instead)
     why = "what it stands for is known only where it runs"
     model, is_known_model = get_served_name(checked), True
     if model:
@@ -433,12 +437,14 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
             is_known_model = False
             if not is_unresolved(model):
                 unknown = "no model that is known here: layout, format and length were not checked"
-                yield LintFinding("word", model[:80], model[:300], "ok", unknown)
+                shown = command.shown.show_word("", model)
+                yield LintFinding("word", shown, shown, "ok", unknown)
     # a folder that is known only where it runs may hold a model that is known by its name
     settled = {model} if is_known_model else set[str]()
     for word in dict.fromkeys(parsed.positional):
         if is_unresolved(word) and word not in settled:
-            yield LintFinding("word", word[:80], word[:300], "unread", why)
+            shown = command.shown.show_word("", word)
+            yield LintFinding("word", shown, shown, "unread", why)
     known = {*load_argument_names(command.engine).arguments, "model", "model_path"}
     for option in parsed.options:
         # a sum in $((...)) is a number, whichever
@@ -453,7 +459,9 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
             is_free = option.option.kind == "text" and not option.option.choices
             is_checked = not is_free or option.option.argument in known
             verdict: LintVerdict = "unread" if is_checked and not command.planned_on else "ok"
-            yield LintFinding("flag", option.option.name, str(option)[:300], verdict, why)
+            yield LintFinding(
+                "flag", option.option.name, command.shown.show_option(option), verdict, why
+            )
 
 
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
@@ -611,11 +619,11 @@ def _merge_findings(
 def _format_without_secrets(command: ServerCommand) -> str:
     """Return the command in one line, with its environment in front, and without secrets."""
     variables = [
-        f"{name}={quote_word(show_variable(command.engine, name, value))}"
+        f"{name}={quote_word(command.shown.show_variable(name, value))}"
         for name, value in command.environment.items()
         if "$(" not in value  # the file sets it itself
     ]
-    shown = replace(command, argv=show_words(command.engine, command.argv))
+    shown = replace(command, argv=tuple(command.shown.list_words(command.argv)))
     return escape_to_one_line(" ".join([*variables, redact_text(shown.line)]))
 
 

@@ -21,7 +21,6 @@ from planner.engines.cli_options import (
 )
 from planner.tools.lint.findings import LintFinding, LintVerdict
 from planner.tools.lint.server_commands import ServerCommand, is_hub_name
-from planner.tools.lint.shown_values import show_variable
 
 
 class OptionRule(SourcedEntry):
@@ -75,7 +74,7 @@ def apply_option_rules(
             continue
         name = rule.flag or next(iter(rule.when))
         if name.isupper():
-            written = f"{name}={show_variable(command.engine, name, str(values.get(name)))}"[:300]
+            written = f"{name}={command.shown.show_variable(name, str(values.get(name)))}"
             yield LintFinding(
                 "environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses
             )
@@ -94,7 +93,7 @@ def apply_option_rules(
             if option is None
             else shown
             if is_secret_name(option.written)
-            else str(option)[:300]
+            else command.shown.show_option(option)
         )
         yield LintFinding(
             "flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses

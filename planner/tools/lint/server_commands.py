@@ -20,6 +20,7 @@ from planner.tools.lint.container_setup import (
 )
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.shell_parser import ShellStatement, check_expanded_size, parse_statements
+from planner.tools.lint.shown_values import ShownText
 
 _ENGINE_IMAGES = (
     ("vllm", True, re.compile(r"(^|/)(vllm-openai[\w-]*|vllm-tpu)(?=[:@]|$)")),
@@ -117,6 +118,7 @@ class ServerCommand:
     planned_on: str = ""  # the GPU of the plan that wrote the command
     gpu: str = ""  # that its file names, with a number if it names one
     num_gpus: int | None = None  # of its job
+    filled: Mapping[str, str] = field(default_factory=dict)  # variables of its text
 
     @property
     def line(self) -> str:
@@ -138,6 +140,11 @@ class ServerCommand:
                 if word.startswith("-") or word != words[0]
             )
         return " ".join([self.launched or program, *map(quote_word, words)])
+
+    @property
+    def shown(self) -> ShownText:
+        """How its texts are shown."""
+        return ShownText(self.engine, {**self.filled, **self.environment})
 
     @property
     def is_pasteable(self) -> bool:
@@ -181,7 +188,7 @@ def find_commands(
         if images:
             why = "not judged: the image that Slurm starts, and so its version"
             finding = LintFinding(
-                "word", IMAGE_OPTION, images[0][:300], "unread", why, "--engine-version V"
+                "word", IMAGE_OPTION, f"{IMAGE_OPTION} ...", "unread", why, "--engine-version V"
             )
             findings = (*findings, finding)
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
@@ -191,7 +198,8 @@ def find_commands(
             statement, place, engine if len(shell_statements) == 1 else None
         ):
             noted = "; ".join(filter(None, (command.note, note)))
-            yield replace(command, findings=(*findings, *command.findings), note=noted)
+            known = (*findings, *command.findings)
+            yield replace(command, findings=known, note=noted, filled=statement.variables)
 
 
 def _rejoin_options(
@@ -219,8 +227,8 @@ def _rejoin_options(
         )
         cut = LintFinding(
             "setting",
-            statement.words[0][:80],
-            " ".join(map(quote_word, statement.words))[:300],
+            statement.words[0].partition("=")[0],
+            _show_line(statement.words),
             "contradicts",
             f"{why}, so that the shell takes these options for a command of their own",
             "one command",
@@ -307,7 +315,14 @@ def _parse_statement(
 
 def _refuse_word(word: str, why: str, instead: str) -> LintFinding:
     """Return a finding about a word for which nothing starts."""
-    return LintFinding("setting", word[:80], word[:300], "contradicts", why, instead, refused=True)
+    shown = _show_line(word.split())
+    return LintFinding("setting", shown, shown, "contradicts", why, instead, refused=True)
+
+
+def _show_line(words: Sequence[str]) -> str:
+    """Return a line of a script as it is shown: from its launcher on, or else its options."""
+    name, start, _ = match_launcher(words) or ("vllm", 0, False)
+    return " ".join([*words[max(start - 2, 0) : start], *ShownText(name).list_words(words[start:])])
 
 
 def fill_in_parameters(script: str, parameters: Sequence[str]) -> str:

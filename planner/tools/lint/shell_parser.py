@@ -91,6 +91,7 @@ class ShellStatement:
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     branched: tuple[str, ...] = ()  # variables that a branch would set anew
+    variables: Mapping[str, str] = field(default_factory=dict)  # that the text sets
 
 
 def parse_statements(
@@ -104,6 +105,7 @@ def parse_statements(
     exported = dict(environment or {})
     variables = Variables({name: [value] for name, value in exported.items()})
     statements, depth, branched = list[ShellStatement](), 0, dict[str, None]()
+    named = dict(exported)
     for words in _split_into_commands(text):
         expanded, assigned, is_export = list[str](), dict[str, str](), False
         begins_branch = words[0].unquoted_prefix in ("then", "else", "do", "{")
@@ -125,6 +127,7 @@ def parse_statements(
                     branched |= {name: None} if values != variables[name] else {}
                     continue
                 variables[name] = values
+                named[name] = " ".join(values)
                 assigned[name] = " ".join(values)
             elif not expanded and prefix in _COMMAND_PREFIXES:
                 is_export |= prefix in ("export", "declare", "readonly")
@@ -139,7 +142,7 @@ def parse_statements(
             known: Mapping[str, str] = {**exported, **assigned}
             if statements and statements[-1].environment == known:
                 known = statements[-1].environment  # once in memory
-            statements.append(ShellStatement(tuple(expanded), known, tuple(branched)))
+            statements.append(ShellStatement(tuple(expanded), known, tuple(branched), named))
         else:
             exported |= {name: value for name, value in assigned.items() if name in exported}
         check_expanded_size(sum(map(len, expanded)))

@@ -1,23 +1,47 @@
-"""What of a command is shown: the values of known options and of harmless variables."""
+"""What of a command is shown: what was understood of it. Any other text is `...`, whatever it is called.
 
-from collections.abc import Sequence
+Understood are numbers, switches, known choices, models, and texts of known options and variables as the
+file has them: what a variable filled in is shown as its reference.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
+from typing import Any
 
 from planner.core.catalog import SourcedEntry, load_catalog
-from planner.core.errors import find_closest
-from planner.core.redaction import is_secret_name, redact_environment, redact_words
+from planner.core.errors import PlannerError, find_closest
+from planner.core.readers import parse_json
+from planner.core.redaction import MASK, is_secret_name, redact_text
 from planner.deploy.manifests import EnvVariableEntry
 from planner.engines.cli_options import (
+    CliOption,
+    ParsedOption,
     get_cli_options,
+    is_unresolved,
     list_versions_with_spelling,
     load_flag_lists,
     load_recorded_names,
 )
+from planner.models.registry import list_model_names
 from planner.tools.lint.findings import load_engine_changes
+from planner.tools.lint.forms import load_forms
 
 MIN_MISSPELLING_SIMILARITY = 0.85
 """Similarity from which an unknown option is taken for a known one, whose values are shown."""
+_NUMBER = re.compile(
+    r"[-+]?\d{1,15}(?:\.\d{1,9})?(?:e-?\d+)?[kKmMgGtT]?i?|true|false|auto|none", re.I
+)
+_REFERENCE = re.compile(
+    r"\$\{?\w+\}?|\$\(\w+\)|\$\(\([\w +*/%-]*\)\)|<[\w -]*>|\{\{[\w .-]*\}\}|\.\.\."
+)
+"""What stands for a value that is filled in elsewhere."""
+_MODEL = re.compile(r"(?:hf://)?\w[\w.-]*/[\w.-]+|(?:\.{0,2}/|~/|\$\{?\w+\}?/)[\w./${}-]*")
+"""A model as on the Hub, or a path."""
 
 
 class HarmlessEntry(SourcedEntry):
@@ -27,10 +51,8 @@ class HarmlessEntry(SourcedEntry):
 
 
 @cache
-def is_harmless_variable(engine: str, name: str) -> bool:
+def is_known_variable(engine: str, name: str) -> bool:
     """Return whether a variable of this name is known, and known to hold no secret."""
-    if is_secret_name(name):
-        return False
     known = (
         *(each for entry in load_catalog("harmless_variables.yaml", HarmlessEntry).values()
           for each in entry.names),
@@ -38,34 +60,100 @@ def is_harmless_variable(engine: str, name: str) -> bool:
         *load_engine_changes(engine).environment,
     )  # fmt: skip
     is_recorded = name in load_recorded_names("environment", engine)
-    return is_recorded or any(fnmatchcase(name, pattern) for pattern in known)
+    is_known = is_recorded or any(fnmatchcase(name, pattern) for pattern in known)
+    return is_known and not is_secret_name(name)
 
 
 @cache
-def is_known_option(engine: str, written: str) -> bool:
-    """Return whether an option is one of the engine's in any version, abbreviated or misspelled."""
+def _find_known_option(engine: str, written: str) -> CliOption | None:
+    """Find the option that one is, in any version, abbreviated or misspelled; None for another's."""
     name = written.partition(".")[0] if written.startswith("-") else written
     name = name.replace("_", "-") if name.startswith("--") else name
     newest = get_cli_options(engine, load_flag_lists(engine).versions[-1])
-    return bool(
-        list_versions_with_spelling(engine, name)
-        or newest.find_spellings(name)
-        or name in load_engine_changes(engine).flags
-        or find_closest(name, newest.spellings, MIN_MISSPELLING_SIMILARITY)
-    )
+    versions = list_versions_with_spelling(engine, name)
+    options = get_cli_options(engine, versions[-1]) if versions else newest
+    close = find_closest(name, options.spellings, MIN_MISSPELLING_SIMILARITY)
+    found = options.find_spellings(name) or ([close] if close else [])
+    return options[found[0]] if found and not is_secret_name(found[0]) else None
 
 
-def is_shown_option(engine: str, written: str) -> bool:
-    """Return whether the values of an option are shown: it is known, and holds no secret."""
-    return not is_secret_name(written) and is_known_option(engine, written)
+@dataclass(frozen=True)
+class ShownText:
+    """The texts of a command as they are shown, with references for what its variables filled in."""
 
+    engine: str
+    variables: Mapping[str, str] = field(default_factory=dict)
 
-def show_words(engine: str, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command; values of unknown and secret options are masked."""
-    return redact_words(words, lambda name: is_known_option(engine, name))
+    def show_word(self, written: str, word: str) -> str:
+        """Return a word that an option is given; without an option the word is the model."""
+        if not word or _REFERENCE.fullmatch(word):
+            return word
+        option = _find_known_option(self.engine, written) if written else None
+        if option is None:
+            return self._show_text(word) if not written and _MODEL.fullmatch(word) else MASK
+        if "json" in option.kind:
+            return self._show_json(word, "." in written)
+        if _NUMBER.fullmatch(word):
+            return word
+        if option.choices:
+            return word if find_closest(word, option.choices, 0.5) else MASK
+        return self._show_text(word) if option.kind == "text" or is_unresolved(word) else MASK
 
+    def show_option(self, option: ParsedOption) -> str:
+        """Return an option with its words."""
+        words = (shlex.quote(self.show_word(option.written, word)) for word in option.words)
+        return " ".join((option.written, *words))
 
-def show_variable(engine: str, name: str, value: str) -> str:
-    """Return the value of a variable, masked unless its name is known and harmless."""
-    harmless = {name} if is_harmless_variable(engine, name) else set[str]()
-    return redact_environment({name: value}, harmless)[name]
+    def list_words(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield the words of a command: the model at its start, and options with what they take."""
+        name, is_first = "", True
+        for word in words:
+            written, equals, value = word.partition("=")
+            if re.match(r"--?[A-Za-z]", written) and " " not in written:
+                name = written
+                yield f"{written}={self.show_word(name, value)}" if equals else word
+            else:
+                yield self.show_word(name, word) if name or is_first else MASK
+            is_first = False
+
+    def show_stray(self, word: str) -> str:
+        """Return a word that belongs to no option: a model, a number, or an option with a dash that is none."""
+        if _NUMBER.fullmatch(word) or word in ("#", "serve", *list_model_names()):
+            return word
+        if word.startswith("--"):
+            return " ".join(self.list_words(word.split(" ", 1)))
+        is_dashed = re.fullmatch(r"[\u2010-\u2014\u2212]+[a-z-]+(=.*)?", word)
+        return word.partition("=")[0] if is_dashed else MASK
+
+    def show_variable(self, name: str, value: str) -> str:
+        """Return the value of a variable."""
+        if not value or _REFERENCE.fullmatch(value):
+            return value
+        return redact_text(value) if is_known_variable(self.engine, name) else MASK
+
+    def _show_text(self, text: str) -> str:
+        text = re.sub(r"\$\((?![\w(]+\)|\().*\)", "$(...)", text, flags=re.DOTALL)
+        for name, value in self.variables.items():
+            is_understood = _NUMBER.fullmatch(value) or _MODEL.fullmatch(value)
+            if len(value) > 3 and not is_understood:
+                text = text.replace(value, f"${{{name}}}")
+        return redact_text(text)
+
+    def _show_json(self, text: str, is_inner: bool) -> str:
+        """Return JSON with its numbers, its switches and the texts of known keys."""
+        if is_inner or _NUMBER.fullmatch(text):
+            return text if _NUMBER.fullmatch(text) else MASK
+        try:
+            shown = self._show_value(value := parse_json(text, "the value"), "")
+        except PlannerError:
+            return text if re.fullmatch(r"[\w-]+=[\d.]+(,[\w-]+=[\d.]+)*", text) else MASK
+        return text if shown == value else json.dumps(shown)
+
+    def _show_value(self, value: Any, key: str) -> Any:
+        if isinstance(value, Mapping):
+            return {name: self._show_value(inner, name) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self._show_value(inner, key) for inner in value]
+        if not isinstance(value, str):
+            return value
+        return self._show_text(value) if key in load_forms().json_keys else MASK

@@ -91,7 +91,7 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
         if image := find_starting_image(nearby.documents[0]):
             why = f"the image starts a server, and the options that it is given are not in {name}"
             return replace(source, unread=(_make_unread(image, why),))
-        location = path.name if path else f"{what!r:.60}"
+        location = path.name if path else "this text"
         hint = "" if engine else "; --engine says whose options they are"
         raise PlannerError(
             f"no server starts in {location}: expected `vllm serve`, `python -m sglang.launch_server`"
@@ -115,8 +115,8 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     """Read a text of one format."""
     text = nearby.text
     for format_name, pattern in _UNREAD_FORMATS.items():
-        if match := re.search(pattern, f"{nearby.name}\n{text}", re.MULTILINE):
-            unread_text = _make_unread(match[0].strip(), f"a {format_name} is not read")
+        if re.search(pattern, f"{nearby.name}\n{text}", re.MULTILINE):
+            unread_text = _make_unread(format_name, f"a {format_name} is not read")
             return ParsedSource((), (), (), (unread_text,))
     found, unread = _take_commands(nearby, engine, "file")
     server_commands = [
@@ -223,7 +223,7 @@ def _make_limit(what: str, parts: str) -> LintFinding:
 def _make_unread(written: str, why: str) -> LintFinding:
     """Return a finding about what may start a server and was not judged."""
     instead = "headroom lint of the command that it runs"
-    return LintFinding("word", "text", written[:300], "unread", why, instead)
+    return LintFinding("word", "text", written, "unread", why, instead)
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCo
         why = str(error)
     if not isinstance(content, Mapping):
         finding = LintFinding(
-            "flag", options[-1].written, str(options[-1])[:300], "unread",
+            "flag", options[-1].written, command.shown.show_option(options[-1]), "unread",
             f"what it sets is not known: {why}",
         )  # fmt: skip
         return replace(command, findings=(*command.findings, finding))

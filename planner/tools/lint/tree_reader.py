@@ -215,7 +215,7 @@ class TreeReader:
             if is_ours and is_silent and value and not is_known and _SERVING_KEY.search(key):
                 name = f"{place.path}.{key}".lstrip(".")
                 why = f"nothing here reads {name:.80}, which may change what is served"
-                yield LintFinding("setting", name[-80:], name[:300], "unread", why)
+                yield LintFinding("setting", name[-80:], name, "unread", why)
 
     def _read_around(self, node: YamlMapping, place: _Place) -> _Place:
         """Return the place of what is inside a mapping: with what the mapping says of a server."""
@@ -350,8 +350,7 @@ class TreeReader:
         setup = self._read_setup(node, around) if is_set_up else None
         why = "what becomes of it is not known here, and it may change what is served"
         findings += tuple(
-            LintFinding("setting", name[:80], f"{place.path}.{name}"[:300], "unread", why)
-            for name in unread
+            LintFinding("setting", name, f"{place.path}.{name}", "unread", why) for name in unread
         )
         yield ServerCommand(
             place.path,
@@ -470,9 +469,9 @@ def _read_shell(text: str, place: _Place) -> Iterator[ServerCommand]:
             is_ours = image is not None and image.engine == command.engine
             version = image.version if image and is_ours else ""
             yield replace(command, gpu=place.gpu, version=command.version or version)
-    except PlannerError as error:
+    except PlannerError:
         engine = next((name for name in ("sglang", "trtllm") if name in mention[0]), "vllm")
-        yield ServerCommand(place.path, engine, (), {}, unread=(mention[0], f"({error})"))
+        yield ServerCommand(place.path, engine, (), {}, unread=(mention[0],))
 
 
 def _find_engine(node: YamlMapping) -> str:
@@ -649,7 +648,7 @@ def _format_scalar(value: object) -> str:
 def make_unread_variables(source: str) -> LintFinding:
     """Return a finding about a file or ConfigMap of variables that is not here."""
     why = "it is not here: its variables are not known"
-    return LintFinding("setting", source[:80], f"variables of {source}"[:300], "unread", why)
+    return LintFinding("setting", source, f"variables of {source}", "unread", why)
 
 
 def parse_assignments(text: str) -> dict[str, str]:

@@ -51,12 +51,12 @@ def find_unmodelled_options(
                 continue
             why = f"not modelled: it changes {entry.changes}"
             if name.isupper():
-                yield LintFinding("environment", name, f"{name}={value}"[:300], "unread", why)
+                yield LintFinding("environment", name, f"{name}={value}", "unread", why)
             elif argument in command.config:
-                yield LintFinding("setting", name, f"{name}: {value}"[:300], "unread", why)
+                yield LintFinding("setting", name, f"{name}: {value}", "unread", why)
             else:
                 flag, written = (f"--{part.replace('_', '-')}" for part in (argument, name))
-                yield LintFinding("flag", flag, f"{written} {value}"[:300], "unread", why)
+                yield LintFinding("flag", flag, f"{written} {value}", "unread", why)
 
 
 def explain_unmodelled_server(checked: CheckedCommand) -> str:

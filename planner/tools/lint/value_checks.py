@@ -15,6 +15,7 @@ from planner.core.versions import Version
 from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, is_unresolved
 from planner.engines.gpu_capabilities import VersionedEntry
 from planner.tools.lint.findings import LintFinding, LintVerdict
+from planner.tools.lint.server_commands import ServerCommand
 
 
 class ValueBounds(VersionedEntry):
@@ -88,13 +89,16 @@ def is_accepted_word(engine: str, argument: str, word: str, version: Version) ->
     )
 
 
-def check_values(parsed: ParsedCommandLine, engine: str, version: Version) -> Iterator[LintFinding]:
+def check_values(
+    parsed: ParsedCommandLine, command: ServerCommand, version: Version
+) -> Iterator[LintFinding]:
     """Yield a finding for each value that this version of the engine refuses."""
+    engine = command.engine
     for option in parsed.options:
         value = option.value
         if option.option is None or isinstance(value, bool) or is_unresolved(value):
             continue
-        name, written = option.option.name, str(option)[:300]
+        name, written = option.option.name, command.shown.show_option(option)
         for bounds in load_value_bounds(engine) if isinstance(value, int | float) else ():
             is_about = option.option.argument in bounds.arguments and bounds.applies_to(version)
             if is_about and not bounds.accepts(value):
@@ -103,7 +107,7 @@ def check_values(parsed: ParsedCommandLine, engine: str, version: Version) -> It
         for words in load_value_words(engine):
             for word, shown in _find_words(words, option.option.argument, value):
                 place = f"{name} {shown}" if shown else written
-                yield from _check_word(words, word, name, place[:300], engine, version)
+                yield from _check_word(words, word, name, place, engine, version)
 
 
 def _find_words(words: ValueWords, argument: str, value: object) -> Iterator[tuple[str, str]]:
