@@ -75,6 +75,7 @@ class SpeculationConfig:
     acceptance_rate: float = 0.7
     draft: Model | None = None
     head: str | None = None  # repository or path of draft weights that are no model of their own
+    any_vocabulary: bool = False  # whether drafts are translated between vocabularies
 
     def __post_init__(self) -> None:
         if (

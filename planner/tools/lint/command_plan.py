@@ -105,7 +105,9 @@ def plan_command(
         pool_argument == "num_gpu_blocks_override"
         and deployment.engine.release < FIRST_RELEASE_THAT_CHECKS_BLOCKS
     )
-    if not memory.can_start and starts_with_any_pool:
+    # vLLM takes the length that fits (v1/core/kv_cache_utils.py, 0.14 to 0.33.0)
+    is_fitted = checked.argument_values.get("max_model_len") in ("auto", "-1", -1)
+    if (is_fitted and memory.status != "ok") or (not memory.can_start and starts_with_any_pool):
         deployment, memory, capped_length = _cap_length(memory, read_pool_option(checked))
     if workload:
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)

@@ -45,6 +45,13 @@ _CONTEXT_EXTENDING_ARGS = {
 """Arguments that may extend the context that the model supports."""
 
 
+_LAYOUT_ARGUMENTS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "dcp_size",
+    "decode_context_parallel_size", "tp_size", "pp_size", "enable_expert_parallel",
+)  # fmt: skip
+"""Arguments that divide a model over GPUs."""
+
+
 class RefusedDeploymentError(PlannerError):
     """The engine does not start so on this GPU: not a gap of the planner's knowledge."""
 
@@ -291,7 +298,11 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
     method, tokens, draft = settings
     # Gemma 4's drafters are models of their own whatever the method is called (vllm pull 41745)
     if draft and (method == "draft_model" or "-assistant" in draft):
-        return SpeculationConfig("draft_model", tokens, draft=load_model(draft))
+        config = values.get("speculative_config")
+        is_any = isinstance(config, Mapping) and config.get("use_heterogeneous_vocab") is True
+        return SpeculationConfig(
+            "draft_model", tokens, draft=load_model(draft), any_vocabulary=is_any
+        )
     try:
         normalize_method_name(method)
     except PlannerError:
@@ -314,6 +325,13 @@ def build_command_deployment(
     if unmodelled := explain_unmodelled_server(checked):
         raise UnmodelledError(unmodelled)
     name, model = resolve_served_model(checked)
+    sizes = {*load_argument_names(engine).arguments, "quantization", *_LAYOUT_ARGUMENTS}
+    open_sizes = [one for one in values if one in sizes and is_unresolved(values[one])]
+    if open_sizes and not checked.command.planned_on:
+        raise UnmodelledError(
+            f"{', '.join(open_sizes)}: filled in only where it runs, so that memory, latencies and"
+            " throughput are not checked"
+        )
     quantization = values.get("quantization")
     if (
         isinstance(quantization, str)

@@ -78,6 +78,8 @@ from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.unmodelled import find_unmodelled_options
 from planner.workload.workload import Workload
 
+LAST_RELEASE_OF_V0 = "0.7.3"
+"""Last release of vLLM whose engine was V0 on every GPU."""
 MAX_FIX_ROUNDS = 3
 """How often a proposed command is checked and fixed again."""
 __all__ = ["CommandReport", "LintFinding", "LintReport", "lint"]
@@ -260,6 +262,7 @@ def lint(
             *neighbours.check_shares(checked),
         )
         checked = replace(checked, findings=_merge_findings(checked.findings, around))
+        checked = _judge_old_engine(checked, planned_gpu)
         notes += [pool] if command.role and planned_gpu else []
         model = get_served_name(checked)
         is_pinned = checked.argument_values.get("revision") or command.planned_on
@@ -315,6 +318,26 @@ def read_launched_deployment(what: str, gpu: str) -> Deployment:
     (command,) = commands
     version = command.version or str(load_flag_lists(command.engine).versions[-1])
     return build_command_deployment(check_command(command, version), gpu, version)
+
+
+def _judge_old_engine(checked: CheckedCommand, gpu: str | None) -> CheckedCommand:
+    """Judge vLLM 0.8 on a GPU below compute capability 8.0, where it runs engine V0, as 0.7 did.
+
+    vLLM 0.8.5 engine/arg_utils.py, _is_v1_supported_oracle.
+    """
+    spec = parse_gpu_count(gpu)[1] if gpu else None
+    is_old = spec is not None and 0 < (spec.compute_capability or 0) < 8
+    is_between = Version(0, 8) <= checked.version < Version(0, 9)
+    if not (checked.command.engine == "vllm" and is_old and is_between):
+        return checked
+    before = {one.name: one for one in _check_command(checked.command, LAST_RELEASE_OF_V0).findings}
+    findings = [
+        before.get(one.name, one) if one.verdict in ("useless", "risky") else one
+        for one in checked.findings
+    ]
+    why = "below compute capability 8.0 this release runs it, and memory and latencies are those of V1"
+    findings.append(LintFinding("setting", "engine V0", "engine V0", "unread", why))
+    return replace(checked, findings=tuple(findings))
 
 
 def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
@@ -539,6 +562,10 @@ def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Itera
     argument = load_argument_names(engine).engine_names["max_model_len"]
     option, length = f"--{argument.replace('_', '-')}", checked.argument_values.get(argument)
     written = f"{option} {length}" if length else "(not given)"
+    if length in ("auto", "-1", -1):
+        why = f"it takes the length that fits: {plan.capped_length:,} tokens at least"
+        yield LintFinding("flag", option, written, "ok", why)
+        return
     fate = "never runs" if engine == "vllm" else "refuses"
     why = (
         f"the KV cache is certain to hold {plan.capped_length:,} tokens: {engine} still starts, and"
