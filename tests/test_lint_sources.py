@@ -503,3 +503,14 @@ def test_what_an_operator_makes_of_other_keys_is_not_known() -> None:
 def test_what_holds_options_and_is_not_read_is_told() -> None:
     chart = {"vllm": {"image": "vllm/vllm-openai", "extraArgs": {"nested": {"speed": "high"}}}}
     assert [*to_fix(lint(yaml.safe_dump(chart))).values()] == ["unread"]
+
+
+def test_promql_is_read_in_any_text_and_with_an_underscore(tmp_path: Path) -> None:
+    page = tmp_path / "metrics.md"
+    page.write_text(
+        "| a | `rate(vllm:num_preemptions[5m])` |\n| b | `vllm:no_such_metric_total` |\n"
+    )
+    assert to_fix(lint(str(page))) == {"vllm:no_such_metric_total": "unknown"}
+    rules = "groups:\n- rules:\n  - expr: rate(vllm_request_success_total[5m]) == 0\n"
+    (found,) = lint(rules).findings
+    assert (found.verdict, found.instead) == ("unknown", "vllm:request_success_total")

@@ -1,6 +1,7 @@
 """What cannot start is refused with its reason, by plan, lint and predict alike."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +297,53 @@ def test_a_format_that_the_command_asks_for_is_judged_by_the_same_rule() -> None
     assert lint(
         "vllm serve meta-llama/Llama-3.1-8B --quantization fp8", "0.12.0", gpu="A100-SXM-80GB"
     ).verdict != "mend"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "more", "version", "starts"),
+    [
+        # vocabularies of the models' config.json: 32,768 and 151,936; 152,064 and 151,936; 151,936 both
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-0.6B", {}, "0.20.2", False),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", {}, "0.33.0", False),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", {}, "0.20.2", True),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", {"use_heterogeneous_vocab": True}, "0.26.0", True),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", {"use_heterogeneous_vocab": True}, "0.25.0", False),
+    ],
+)  # fmt: skip
+def test_a_draft_has_the_vocabulary_of_its_target(
+    model: str, draft: str, more: dict[str, bool], version: str, starts: bool
+) -> None:
+    config = json.dumps({"model": draft, "num_speculative_tokens": 3, **more})
+    report = lint(f"vllm serve {model} --speculative-config '{config}'", version, gpu="H100")
+    assert (report.verdict != "mend") is starts
+
+
+@pytest.mark.parametrize("length", ["auto", "-1"])
+def test_a_length_that_is_left_open_is_the_one_that_fits(length: str) -> None:
+    """One million tokens of this model want 185 GiB of KV cache, and an L40S has 44."""
+    line = f"vllm serve Qwen/Qwen2.5-14B-Instruct-1M --max-model-len {length}"
+    (one,) = lint(line, "0.20.2", gpu="L40S").commands
+    assert one.plan and one.plan.memory.can_start
+    assert 40_000 < (one.plan.capped_length or 0) < 70_000
+
+
+def test_a_layout_that_the_shell_computes_is_not_judged() -> None:
+    line = "TP=$(nvidia-smi -L | wc -l); vllm serve meta-llama/Llama-3.3-70B-Instruct -tp $TP"
+    report = lint(line, gpu="8xA100-80GB")
+    assert report.verdict == "at_risk" and report.commands[0].plan is None
+
+
+def test_below_compute_capability_8_vllm_0_8_is_judged_as_its_old_engine() -> None:
+    """vLLM 0.8.5 engine/arg_utils.py: V1 wants compute capability 8.0; V0 chunks no prefill by itself."""
+    line = (
+        "vllm serve Qwen/Qwen2.5-7B-Instruct --dtype half --enable-chunked-prefill --swap-space 4"
+    )
+    useless = {
+        one.name
+        for one in lint(line, "0.8.5", gpu="A100-80GB").findings
+        if one.verdict == "useless"
+    }
+    old = lint(line, "0.8.5", gpu="RTX-2080-Ti-22GB")
+    assert useless == {"--enable-chunked-prefill", "--swap-space"}
+    assert not useless & {one.name for one in old.findings if one.verdict == "useless"}
+    assert "engine V0" in str(old)

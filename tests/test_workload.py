@@ -331,3 +331,17 @@ def test_long_answers_weigh_more_in_the_decode_context() -> None:
     assert Workload(
         LengthDistribution.from_constant(1000), half, rate=1
     ).mean_decode_context == pytest.approx(1000 + (100**2 + 300**2) / 2 / 2 / 200)
+
+
+def test_tokens_in_the_other_order_equal_columns_and_an_array(tmp_path: Path) -> None:
+    """As OpenRouter's export has them, and as a log of two clocks that agree."""
+    rows = [(f"2026-08-01T10:00:{k:02}.1", 100 + k, 10 + k) for k in range(0, 15, 5)]
+    text = "created_at,started_at,tokens_prompt,tokens_completion\n"
+    (tmp_path / "t.csv").write_text(text + "".join(f"{t},{t},{p},{o}\n" for t, p, o in rows))
+    listed = [
+        {"ts": k, "prompt_tokens": p, "completion_tokens": o} for k, (_, p, o) in enumerate(rows)
+    ]
+    (tmp_path / "t.json").write_text(json.dumps(listed))
+    for name in ("t.csv", "t.json"):
+        trace = read_trace(tmp_path / name)
+        assert trace.prompt.tolist() == [100, 105, 110] and trace.output.tolist() == [10, 15, 20]

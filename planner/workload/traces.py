@@ -6,6 +6,7 @@ Spans of OpenTelemetry and conversations of agents are read by `agent_calls`.
 import csv
 import gzip
 import io
+import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -52,10 +53,11 @@ _FIELD_NAME_PATTERNS = {
         r"((?P<ns>ns|nanos(econds)?)|(?P<us>us|micros(econds)?)|(?P<ms>ms|msecs?|millis(econds?)?)|(?P<s>s|secs?|seconds?))?"
     ),
     "prompt tokens": re.compile(
-        rf"(n|num)?(prompt|input|context|prefill|request){_TOKEN_FIELD_PATTERN}|isl"
+        rf"(n|num)?(prompt|input|context|prefill|request){_TOKEN_FIELD_PATTERN}|tokens?(prompt|input)|isl"
     ),
     "output tokens": re.compile(
-        rf"(n|num)?(output|generated|generation|gen|completion|decode|response){_TOKEN_FIELD_PATTERN}|osl"
+        rf"(n|num)?(output|generated|generation|gen|completion|decode|response){_TOKEN_FIELD_PATTERN}"
+        r"|tokens?(output|completion|generated)|osl"
     ),
 }
 """Accepted field names in lower-case letters and digits: Azure's, BurstGPT's, Vidur's, OpenAI's,
@@ -214,7 +216,7 @@ def read_trace(path: str | Path) -> Trace:
             file.seek(0)
             if records := _find_agent_records(path, head, file):
                 return _build_agent_trace(path, list_agent_calls(records, path.name))
-            return (_read_jsonl_trace if head.startswith("{") else _read_csv_trace)(
+            return (_read_jsonl_trace if head.startswith(("{", "[")) else _read_csv_trace)(
                 path, head, file
             )
     except PlannerError:
@@ -250,7 +252,15 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
         ),
         key=lambda header: len(header[0]),
     )
-    fields = _match_columns(names, f"{path.name}, line 1")
+    reader = csv.reader(file, delimiter=separator)
+    next(reader)
+    rows = [(reader.line_num, row) for row in islice(reader, MAX_TRACE_REQUESTS + 1)]
+    # two columns of the same values are one
+    places = [k for k, name in enumerate(names) if not any(
+        all(row[k : k + 1] == row[before : before + 1] for _, row in rows)
+        for before in range(k) if rows[1:] and _find_quantity(names[before]) == _find_quantity(name) is not None
+    )]  # fmt: skip
+    fields = _match_columns([names[k] for k in places], f"{path.name}, line 1")
     if tuple(map(str.casefold, fields)) == MOONCAKE_FIELDS:
         raise PlannerError(
             f"{path.name}, line 1: Mooncake's times are ms, most other files' are seconds: call the"
@@ -259,11 +269,9 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
     pick, missing = itemgetter(*(names.index(name) for name in fields)), [""] * len(names)
     cells: list[tuple[str, ...]] = []
     lines: list[int] = []
-    reader = csv.reader(file, delimiter=separator)
-    next(reader)
-    for row in islice(reader, MAX_TRACE_REQUESTS + 1):
+    for line, row in rows:
         cells.append(pick(row if len(row) >= len(names) else row + missing))
-        lines.append(reader.line_num)
+        lines.append(line)
     _check_trace_size(path, len(cells))
     while cells and not any(cells[-1]):
         cells.pop()
@@ -279,7 +287,9 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
     lines: list[int] = []
     hashes: list[object] = []
     num_blocks = 0
-    for number, line in enumerate(iter(lambda: file.readline(MIB), ""), 1):
+    is_array = head.startswith("[")
+    whole = parse_json(file.read(), path.name) if is_array else []
+    for number, line in enumerate(map(json.dumps, whole) if is_array else iter(lambda: file.readline(MIB), ""), 1):
         if not line.strip():
             continue
         where = f"{path.name}, line {number}"
@@ -373,8 +383,8 @@ def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
         if set(map(str.casefold, kind)) <= set(folded):
             return tuple(names[folded.index(name.casefold())] for name in kind)
     fields = []
-    for quantity, pattern in _FIELD_NAME_PATTERNS.items():
-        matches = [name for name in names if pattern.fullmatch(_normalize_field_name(name))]
+    for quantity in _FIELD_NAME_PATTERNS:
+        matches = [name for name in names if _find_quantity(name) == quantity]
         if len(matches) != 1:
             problem = (
                 f"{' or '.join(matches)} for the {quantity}"
@@ -389,6 +399,12 @@ def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
             raise PlannerError(f"{location}: found {problem} in {place}; {_ACCEPTED_COLUMNS_HINT}")
         fields += matches
     return tuple(fields)
+
+
+def _find_quantity(name: str) -> str | None:
+    """Find the quantity that a field's name says; None for another."""
+    normal = _normalize_field_name(name)
+    return next((q for q, pattern in _FIELD_NAME_PATTERNS.items() if pattern.fullmatch(normal)), None)
 
 
 def _normalize_field_name(name: str) -> str:

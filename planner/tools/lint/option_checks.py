@@ -508,6 +508,12 @@ def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
     """Return the verdict on a metric's name, with or without a histogram's or counter's suffix."""
     known, all_versions = load_recorded_names("metrics", engine), load_flag_lists(engine).versions
     nearest = get_cli_options(engine, version).version
+    if name.startswith(f"{engine}_"):
+        own = check_metric(name.replace("_", ":", 1), engine, version)
+        why = f"{engine} has a colon in the names of its metrics"
+        if own.verdict != "ok":
+            return replace(own, name=name, written=name)
+        return LintFinding("metric", name, name, "unknown", why, own.name)
     bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
     recorded_name = next(
         (
@@ -548,7 +554,7 @@ def check_metrics(
     """
     metrics = []
     for name in names:
-        engine = name.partition(":")[0]
+        engine = re.split("[:_]", name)[0]
         command_version = next(
             (checked.version for checked in commands if checked.command.engine == engine), None
         )

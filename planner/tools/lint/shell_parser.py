@@ -229,7 +229,8 @@ def _expand_word(word: ShellWord, variables: Variables) -> list[str]:
             pieces = variables.expand(name[0])
         else:
             value = _expand_part(part, variables)
-            pieces = value.split() if name and not part.is_quoted else [value]
+            is_split = name and not part.is_quoted and "$(" not in value  # what runs is not known
+            pieces = value.split() if is_split else [value]
         is_quoted |= part.is_quoted and not part.is_expansion
         expanded[-1] += "".join(pieces[:1])
         expanded += pieces[1:]

@@ -22,6 +22,7 @@ from planner.planning.planned_replica import PlanFile
 from planner.tools.lint.findings import LintFinding, load_engine_changes
 from planner.tools.lint.named_gpus import resolve_gpu
 from planner.tools.lint.server_commands import (
+    SERVER_MENTION_PATTERN,
     ServerCommand,
     fill_in_parameters,
     find_commands,
@@ -60,7 +61,10 @@ _SLURM_PATTERN = re.compile(
 )
 """Kind and number of GPUs of a job (slurm.schedmd.com, sbatch: --gres, --gpus)."""
 _READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
-_METRIC_NAME_PATTERN = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
+_METRIC_NAME_PATTERN = re.compile(
+    r"(?<![\w/.@:-])(?:(?:vllm|sglang):[a-zA-Z]\w*|(?:vllm|sglang)_\w+_(?:total|bucket|sum|count))(?![\w./-])"
+)
+"""Names of metrics, also with the underscore that other tools make of the colon."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,14 @@ def _write_plan_commands(nearby: "_NearbyFiles") -> "_NearbyFiles":
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     """Read a text of one format."""
     text = nearby.text
+    metrics = tuple(
+        dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word)
+    )
     for format_name, pattern in _UNREAD_FORMATS.items():
         if re.search(pattern, f"{nearby.name}\n{text}", re.MULTILINE):
             unread_text = _make_unread(format_name, f"a {format_name} is not read")
-            return ParsedSource((), (), (), (unread_text,))
+            is_page = "page" in format_name and not SERVER_MENTION_PATTERN.search(text)
+            return ParsedSource((), metrics, (), () if is_page and metrics else (unread_text,))
     found, unread = _take_commands(nearby, engine, "file")
     server_commands = [
         followed for command in found for followed in _follow_script(command, nearby)
@@ -158,9 +166,6 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         for one in server_commands
     ]
     commands = tuple(_apply_config_file(command, nearby) for command in server_commands)
-    metrics = tuple(
-        dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word)
-    )
     programs = tuple(
         name
         for name in load_engine_changes("vllm").programs
