@@ -815,7 +815,7 @@ def test_the_catalogs_speak_of_names_that_were_there() -> None:
             arguments |= {
                 option.argument for option in get_cli_options(engine, version).by_spelling.values()
             }
-        for rule in load_option_rules(engine):
+        for rule in load_option_rules(engine).values():
             for name in rule.when:
                 assert (
                     name.isupper() or name in ("container", "hub", "role") or name in arguments

@@ -253,7 +253,7 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
         key=lambda header: len(header[0]),
     )
     reader = csv.reader(file, delimiter=separator)
-    next(reader)
+    next(reader, None)
     rows = [(reader.line_num, row) for row in islice(reader, MAX_TRACE_REQUESTS + 1)]
     # two columns of the same values are one
     places = [k for k, name in enumerate(names) if not any(

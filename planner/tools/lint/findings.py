@@ -44,6 +44,7 @@ class LintFinding:
     why: str = ""
     instead: str = ""
     refused: bool = False  # the server does not start with it
+    rule: str = ""  # of the catalog, that says so
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name[:80])

@@ -41,8 +41,7 @@ from planner.tools.lint.command_plan import (
     plan_command_memory,
     serialize_command_plan,
 )
-from planner.tools.lint.consistency import check_model_support, find_contradictions
-from planner.tools.lint.container_checks import check_container
+from planner.tools.lint.consistency_facts import find_consistency_facts
 from planner.tools.lint.deployment_reader import (
     RefusedDeploymentError,
     UnmodelledError,
@@ -59,7 +58,6 @@ from planner.tools.lint.findings import (
     load_engine_changes,
 )
 from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
-from planner.tools.lint.network_checks import check_network
 from planner.tools.lint.option_checks import (
     VERSIONED_DEFAULTS,
     CheckedCommand,
@@ -67,6 +65,8 @@ from planner.tools.lint.option_checks import (
     check_metrics,
     find_engine_version,
 )
+from planner.tools.lint.place_facts import find_place_facts
+from planner.tools.lint.rules import apply_rules, load_rules
 from planner.tools.lint.server_commands import (
     IMAGE_OPTION,
     ServerCommand,
@@ -256,9 +256,9 @@ def lint(
         )
         planned_gpu = gpu or command.planned_on or read_named_gpu(checked)
         neighbours = find_neighbours(checked, all_checked)
+        place = find_place_facts(checked, planned_gpu)
         around = (
-            *check_container(checked, planned_gpu),
-            *check_network(checked),
+            *apply_rules(load_rules("place") if place else {}, place, checked.version),
             *neighbours.check_shares(checked),
         )
         checked = replace(checked, findings=_merge_findings(checked.findings, around))
@@ -343,11 +343,7 @@ def _judge_old_engine(checked: CheckedCommand, gpu: str | None) -> CheckedComman
 def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
     """Return what changes for a command at version `to`: new verdicts and changed defaults."""
     current = {(finding.kind, finding.name): finding for finding in checked.findings}
-    at_target = find_engine_version(checked.command.engine, to)
-    upgraded = (
-        *check_command(checked.command, to).findings,
-        *check_model_support(checked, at_target),
-    )
+    upgraded = _check_command(checked.command, to).findings
     changed = [
         finding
         for finding in upgraded
@@ -491,9 +487,9 @@ def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """Return the command with its findings, those about its model included."""
     checked = check_command(command, version)
     engine = find_engine_version(command.engine, version)
-    return replace(
-        checked, findings=_merge_findings(checked.findings, find_contradictions(checked, engine))
-    )
+    facts = find_consistency_facts(checked, engine)
+    found = apply_rules(load_rules("consistency"), facts, checked.version)
+    return replace(checked, findings=_merge_findings(checked.findings, found))
 
 
 def _plan_command(

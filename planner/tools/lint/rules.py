@@ -1,16 +1,17 @@
-"""Apply the rules of `catalogs/flags/rules.yaml` about combinations of options and variables."""
+"""One engine for the rules of lint: rules over facts, each an entry of a catalog that findings name."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from operator import ge, gt, le, lt
 from typing import Any
 
+import jinja2
 from pydantic import Field
 
-from planner.core.catalog import SourcedEntry, validate_entry
+from planner.core.catalog import SourcedEntry, load_catalog, validate_entry
 from planner.core.readers import read_yaml
-from planner.core.redaction import is_secret_name
+from planner.core.text import format_count
 from planner.core.versions import Version
 from planner.engines.cli_options import (
     FLAGS_DIR,
@@ -19,42 +20,98 @@ from planner.engines.cli_options import (
     is_unresolved,
     load_flag_lists,
 )
-from planner.tools.lint.findings import LintFinding, LintVerdict
+from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.server_commands import ServerCommand, is_hub_name
 
 
-class OptionRule(SourcedEntry):
-    """One entry of `catalogs/flags/rules.yaml`, whose head explains every field."""
+class Rule(SourcedEntry):
+    """A rule of `catalogs/flags/place.yaml` or of the files beside it, whose heads explain every field."""
 
-    when: dict[str, str]
-    flag: str | None = None
-    verdict: LintVerdict
-    say: str
-    instead: str = ""
-    refuses: bool = False
+    when: str | dict[str, str] = "true"
+    each: str = ""
+    item: str = ""
+    kind: str = "environment"
+    written: str | None = None
+    verdict: str
+    why: str
+    instead: str | dict[str, str] = ""
+    refuses: bool | str = False
     from_: Version | None = Field(default=None, alias="from")
     before: Version | None = None
 
 
+_TEXTS = jinja2.Environment()
+_TEXTS.filters |= {
+    "plural": format_count,
+    "startup": lambda one: f"{one.total.mid:.0f} s ({one.total.lo:.0f}-{one.total.hi:.0f})",
+}
+_compile = cache(_TEXTS.compile_expression)
+_parse = cache(_TEXTS.from_string)
+
+
 @cache
-def load_option_rules(engine: str) -> tuple[OptionRule, ...]:
-    """Return the rules for all engines, followed by those of `engine`."""
+def load_rules(file: str) -> Mapping[str, Rule]:
+    """Return the rules of a file of `catalogs/flags`, by name."""
+    return load_catalog(f"flags/{file}.yaml", Rule)
+
+
+@cache
+def load_option_rules(engine: str) -> Mapping[str, Rule]:
+    """Return the rules of `rules.yaml` for all engines, followed by those of `engine`."""
     data = read_yaml(FLAGS_DIR / "rules.yaml")
-    entries = [
-        (section, n, entry)
+    entries = {
+        f"{n} of {section}": entry
         for section in ("all", engine)
         for n, entry in enumerate(data.get(section, []), start=1)
-    ]
-    return tuple(
-        validate_entry(OptionRule, entry, f"flags/rules.yaml, rule {n} of {section}")
-        for section, n, entry in entries
-    )
+    }
+    return {
+        name: validate_entry(Rule, entry, f"flags/rules.yaml, rule {name}")
+        for name, entry in entries.items()
+    }
+
+
+def apply_rules(
+    rules: Mapping[str, Rule], facts: Mapping[str, Any], version: Version,
+    write: Callable[[str], tuple[str, str, str]] = lambda item: ("environment", item, ""),
+) -> Iterator[LintFinding]:  # fmt: skip
+    """Yield the findings of the rules that hold; `write` says what an item without a text is."""
+    for name, rule in rules.items():
+        if (rule.from_ and version < rule.from_) or (rule.before and version >= rule.before):
+            continue
+        each: Iterable[Any] = facts[rule.each] if rule.each else (None,)
+        for known in ({**facts, "it": it} for it in each):
+            if not _holds(rule.when, known):
+                continue
+            advice = rule.instead
+            chosen = advice if isinstance(advice, str) else advice[known["runtime"]]
+            texts = (
+                rule.item,
+                rule.written or "",
+                rule.verdict,
+                rule.why,
+                chosen,
+                str(rule.refuses),
+            )
+            item, written, verdict, why, instead, refuses = (
+                _parse(text).render(known) if "{" in text else text for text in texts
+            )
+            kind = rule.kind
+            if rule.written is None:
+                kind, item, written = write(item or next(iter(rule.when)))
+            yield LintFinding(kind, item, written, verdict, why, instead, refuses == "True", name)  # type: ignore[arg-type]
+
+
+def _holds(when: str | Mapping[str, str], facts: Mapping[str, Any]) -> bool:
+    """Return whether a condition holds: an expression over the facts, or a test for each of some."""
+    if isinstance(when, str):
+        return bool(_compile(when)(**facts))
+    return all(_matches_test(test, facts.get(name)) for name, test in when.items())
 
 
 def apply_option_rules(
     command: ServerCommand, parsed: ParsedCommandLine, version: Version
 ) -> Iterator[LintFinding]:
-    """Yield the findings of the rules that match a command."""
+    """Yield the findings of the rules about options and variables that match a command."""
     values: dict[str, Any] = dict(command.environment)
     # between two records, what the next recorded version reads
     later = [listed for listed in load_flag_lists(command.engine).versions if listed > version]
@@ -67,37 +124,23 @@ def apply_option_rules(
     models = (values[key] for key in ("model", "model_path") if values.get(key))
     name = str(next(models, next(iter(parsed.positional), "")))
     values["hub"] = None if command.planned_on else is_hub_name(name)  # a plan's file says it
-    for rule in load_option_rules(command.engine):
-        if (rule.from_ and version < rule.from_) or (rule.before and version >= rule.before):
-            continue
-        if not all(_matches_test(test, values.get(name)) for name, test in rule.when.items()):
-            continue
-        name = rule.flag or next(iter(rule.when))
-        if name.isupper():
-            written = f"{name}={command.shown.show_variable(name, str(values.get(name)))}"
-            yield LintFinding(
-                "environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses
-            )
-            continue
-        option = next(
-            (
-                candidate
-                for candidate in reversed(parsed.options)
-                if candidate.option and candidate.option.argument == name
-            ),
-            None,
+
+    def write(item: str) -> tuple[str, str, str]:
+        if item.isupper():
+            shown = command.shown.show_variable(item, str(values.get(item)))
+            return "environment", item, f"{item}={shown}"
+        given = (
+            one for one in reversed(parsed.options) if one.option and one.option.argument == item
         )
-        shown = option.option.name if option and option.option else f"--{name.replace('_', '-')}"
-        written = (
-            "(not given)"
-            if option is None
-            else shown
-            if is_secret_name(option.written)
-            else command.shown.show_option(option)
+        if (option := next(given, None)) is None:
+            return "flag", f"--{item.replace('_', '-')}", "(not given)"
+        return (
+            "flag",
+            option.option.name if option.option else "",
+            command.shown.show_option(option),
         )
-        yield LintFinding(
-            "flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses
-        )
+
+    yield from apply_rules(load_option_rules(command.engine), values, version, write)
 
 
 def _matches_test(test: str, value: Any) -> bool:
