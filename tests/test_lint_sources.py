@@ -514,3 +514,15 @@ def test_promql_is_read_in_any_text_and_with_an_underscore(tmp_path: Path) -> No
     rules = "groups:\n- rules:\n  - expr: rate(vllm_request_success_total[5m]) == 0\n"
     (found,) = lint(rules).findings
     assert (found.verdict, found.instead) == ("unknown", "vllm:request_success_total")
+
+
+def test_what_is_fixed_is_reached_from_outside() -> None:
+    text = write_service(
+        command="--model Qwen/Qwen3-8B --host 127.0.0.1 --swap-space 4", ports=["8000:8000"]
+    )
+    report = lint(text)
+    (one,) = report.to_json()["commands"]
+    assert "--host 0.0.0.0" in one["better"] and "127.0.0.1" not in one["better"]
+    assert {each["rule"] for each in one["findings"] if each["name"] == "--host"} == {
+        "a loopback that nobody reaches"
+    }

@@ -128,7 +128,7 @@ def load_model(
     ):
         location = path.name if isfile(path) else "config.json"
         model = _build_model(
-            _read_config_file(path), str(source).removesuffix("/config.json"), location
+            _read_config_file(path), re.sub(r"(?<=[^.])/config\.json$", "", str(source)), location
         )
         folder = (path.parent if isfile(path) else path).resolve()
         local_name = folder.name if location == "config.json" else path.stem

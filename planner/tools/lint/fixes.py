@@ -144,7 +144,7 @@ def _replace_option(
         and finding.verdict == "unknown"
     ):
         return [finding.instead, *option.words]
-    if finding.verdict == "risky" or (
+    if finding.verdict in ("risky", "contradicts") or (
         finding.verdict == "unknown" and option.option and not option.error
     ):
         safer = finding.instead.split()

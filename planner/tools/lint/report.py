@@ -605,8 +605,8 @@ def _propose(
     """
     refused = {finding.name for finding in checked.findings if finding.refused}
     fixed = fix_command(checked, settings)
-    if not fixed.diff:
-        return fixed, checked
+    if not fixed.diff or get_served_name(checked).endswith(".json"):  # which no command serves
+        return FixedCommand(checked.command, ()), checked
     for _ in range(MAX_FIX_ROUNDS):
         again = _check_command(fixed.command, version)
         if {finding.name for finding in again.findings if finding.refused} <= refused:
