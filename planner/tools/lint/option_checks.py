@@ -35,7 +35,8 @@ from planner.tools.lint.findings import (
     OptionChange,
     load_engine_changes,
 )
-from planner.tools.lint.rules import apply_option_rules
+from planner.tools.lint.presence import judge_presence
+from planner.tools.lint.rules import apply_option_rules, apply_rules, load_rules
 from planner.tools.lint.server_commands import ServerCommand, quote_word
 from planner.tools.lint.value_checks import check_values, is_accepted_word
 
@@ -98,7 +99,8 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
         for given, meant in pairs
         if meant.error and meant != given
     ]
-    findings += check_positional_words(command, as_meant, version)
+    words = find_word_facts(command, as_meant, version)
+    findings += apply_rules(load_rules("words"), words, version)
     findings += check_environment(command, version)
     findings += check_settings(command, version)
     indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
@@ -181,27 +183,21 @@ def check_flag(
     )
     written = command.shown.show_option(option)
     change = load_engine_changes(options.engine).flags.get(name) or OptionChange()
+    finding = LintFinding("flag", name, written, "ok")
     if option.option is None:
-        finding = _check_missing_option(name, written, options, version, change)
+        finding = _check_missing_option(finding, options, version, change)
         return replace(finding, refused=finding.needs_fix)
     word = option.words[0] if option.words else ""
     is_taken = is_accepted_word(options.engine, option.option.argument, word, version)
     if option.error and not is_taken:
-        return LintFinding("flag", name, written, *_check_value(option, options), refused=True)
-    verdict, why = _check_accepted_option(change, name, version)
-    next_version = next(
-        (listed for listed in options.lists.versions if options.note and listed > version),
-        options.version,
-    )
-    if (
-        verdict == "ok"
-        and option.option.name not in get_cli_options(options.engine, next_version).spellings
-    ):
-        verdict, why = (
-            "risky",
-            f"in {options.version}, not in {next_version}: {version} is between them",
-        )
-    return LintFinding("flag", name, written, verdict, why, change.advice if why else "")
+        verdict, why, instead = _check_value(option, options)
+        return replace(finding, verdict=verdict, why=why, instead=instead, refused=True)
+    having = [
+        v
+        for v in load_flag_lists(options.engine).versions
+        if option.option.name in get_cli_options(options.engine, v).spellings
+    ]
+    return judge_presence(finding, having, options.engine, version, change) or finding
 
 
 def check_settings(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
@@ -231,66 +227,27 @@ def _normalize_setting_name(written: str, options: CliOptions) -> str:
     return name.replace("_", "-") if options.lists.underscores and name.startswith("--") else name
 
 
-def _check_accepted_option(
-    change: OptionChange, name: str, version: Version
-) -> tuple[LintVerdict, str]:
-    """Return verdict and reason for an option that the version accepts."""
-    if change.falls_back and change.falls_back[0] <= version < change.falls_back[1]:
-        return (
-            "risky",
-            "engine V1 does not have it: the server falls back to the slower V0, or ends",
-        )
-    if change.idle_from and version >= change.idle_from:
-        return "useless", f"it does nothing since {change.idle_from}"
-    if change.old_from and version >= change.old_from:
-        return "renamed", f"it is taken with a warning since {change.old_from}, and will go"
-    return "ok", ""
-
-
 def _check_missing_option(
-    name: str, written: str, options: CliOptions, version: Version, change: OptionChange
+    finding: LintFinding, options: CliOptions, version: Version, change: OptionChange
 ) -> LintFinding:
     """Check an option that this version lacks: removed, not yet added, or never there."""
+    name = finding.name
     if name in options.spellings:
         why = f"{name} takes a value as a whole, not one of its keys"
-        return LintFinding("flag", name, written, "unknown", why, "")
-    present_in = list_versions_with_spelling(options.engine, name)
-    all_versions = load_flag_lists(options.engine).versions
-    index = all_versions.index(options.version)
-    later = [listed for listed in present_in if all_versions.index(listed) > index]
-    earlier = [listed for listed in present_in if all_versions.index(listed) <= index]
-    if later and options.note and all_versions.index(later[0]) == index + 1:
-        return LintFinding(
-            "flag",
-            name,
-            written,
-            "ok",
-            f"not in {options.version}, in {later[0]}: {version} is between them",
-        )
-    if earlier:
-        first = all_versions[all_versions.index(earlier[-1]) + 1]
-        why = f"gone since {first}, if not before; {earlier[-1]} had it"
-        return LintFinding("flag", name, written, change.verdict, why, change.advice or "nothing")
-    if change.advice:
-        return LintFinding(
-            "flag", name, written, change.verdict, "versions before all lists had it", change.advice
-        )
-    if later:
-        return LintFinding(
-            "flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", ""
-        )
+        return replace(finding, verdict="unknown", why=why)
+    having = list_versions_with_spelling(options.engine, name)
+    if judged := judge_presence(finding, having, options.engine, version, change):
+        return judged
     similar = [
         listed
         for listed in options.by_spelling
         if listed[2:5] == name[2:5] or listed[-5:] == name[-5:]
     ]
-    candidates, unknown = (
-        options.find_spellings(name),
-        f"no option of {options.engine} {options.version}",
-    )
+    candidates = options.find_spellings(name)
+    unknown = f"no option of {options.engine} {options.version}"
     why = f"it may be {' or '.join(candidates[:3])}" if len(candidates) > 1 else unknown
     instead = find_own_option(name, options.engine) or find_closest(name, similar, 0.75)
-    return LintFinding("flag", name, written, "unknown", why, instead)
+    return replace(finding, verdict="unknown", why=why, instead=instead)
 
 
 def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict, str, str]:
@@ -333,126 +290,55 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
     return "wrong value", why, ""
 
 
-def check_positional_words(
+def find_word_facts(
     command: ServerCommand, parsed: ParsedCommandLine, version: Version
-) -> Iterator[LintFinding]:
-    """Check the words that belong to no option, except the one that names the model."""
-    takes_model = command.subcommand or command.engine == "trtllm"
-    extra = parsed.positional[1:] if takes_model else parsed.positional
-    if command.engine == "sglang" and parsed.positional and "model_path" not in parsed.values:
-        extra = parsed.positional[1:]  # `sglang serve MODEL`
-    num_expected = len(parsed.positional) - len(extra)
-    may_repeat_serve = command.container and command.engine == "vllm" and len(parsed.positional) > 1
-    for number, word in enumerate(parsed.positional[:50]):
-        problem: tuple[LintVerdict, str, str] | None = None
-        if word and word[0] in "\u2010\u2011\u2012\u2013\u2014\u2212":
-            problem = (
-                "unknown",
-                "it begins with a dash that is no hyphen, as word processors make of two",
-                f"--{word[1:]}",
-            )
-        elif word.startswith("#"):
-            why = "it is no comment here, but a word that the server is given"
-            problem = "contradicts", why, "leave it out"
-        elif word.startswith("--") and " " in word:
-            problem = "contradicts", "one word with a blank in it is no option", "two words"
-        elif word == "serve" and may_repeat_serve and number == 0:
-            why = "the image starts `vllm serve` by itself, and takes this word for the model"
-            problem = "contradicts", why, "the model first, without serve"
-        elif number >= num_expected and not is_unresolved(word):
-            problem = "unknown", "it belongs to no option", ""
-        if problem:
-            shown = command.shown.show_stray(word)
-            name = f"{shown} {number}" if shown == MASK else shown  # each is told
-            yield LintFinding("word", name, shown, *problem, refused=True)
-    # the image is `vllm serve` too in these releases; logs of 0.20.0 and 0.20.2 in compose warn
-    is_vllm_serve = command.subcommand and (not command.container or version >= Version(0, 20, 0))
-    is_option = "model" in parsed.values and not parsed.positional
-    if command.engine == "vllm" and is_vllm_serve and is_option and version >= Version(0, 8, 5):
-        fate = "it is taken with a warning, and will go"
-        fate = (
-            fate
-            if version >= Version(0, 20, 0)
-            else "--model is taken with a warning, or not at all"
-        )
-        why = f"`vllm serve` takes the model as its first word; {fate}"
-        yield LintFinding(
-            "flag",
-            "--model",
-            f"--model {command.shown.show_word('', str(parsed.values['model']))}",
-            "ok",
-            why,
-            "",
-        )
+) -> dict[str, Any]:
+    """Find what the words are that belong to no option, and how the model is named."""
+    words, is_vllm = parsed.positional, command.engine == "vllm"
+    is_sglang_serve = command.engine == "sglang" and "model_path" not in parsed.values
+    takes_model = command.subcommand or command.engine == "trtllm" or is_sglang_serve
+    listed = []
+    for number, word in enumerate(words[:50]):
+        kinds = {
+            "dash": word[:1] in tuple("\u2010\u2011\u2012\u2013\u2014\u2212"),
+            "comment": word.startswith("#"),
+            "joined": word.startswith("--") and " " in word,
+            "serve": word == "serve" and command.container and is_vllm and words[1:] and not number,
+            "stray": number >= takes_model and not is_unresolved(word),
+        }
+        shown = command.shown.show_stray(word)
+        name = f"{shown} {number}" if shown == MASK else shown  # each is told
+        kind = next((kind for kind, holds in kinds.items() if holds), "")
+        listed.append({"kind": kind, "name": name, "shown": shown})
+    # the image is `vllm serve` too in these releases
+    is_warned = version >= Version(0, 20, 0)
+    model = "" if words else str(parsed.values.get("model", ""))
+    return {
+        "words": listed, "is_warned": is_warned, "model_option": model and command.shown.show_word("", model),
+        "is_vllm_serve": is_vllm and command.subcommand and (not command.container or is_warned),
+    }  # fmt: skip
 
 
 def check_environment(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
     """Check each variable of the engine, and secrets in plain text."""
     known, engine = load_recorded_names("environment", command.engine), command.engine
-    all_versions, nearest = (
-        load_flag_lists(engine).versions,
-        get_cli_options(engine, version).version,
-    )
-    index = all_versions.index(nearest)
     for name, value in command.environment.items():
-        written = f"{name}={command.shown.show_variable(name, value)}"
-        change = load_engine_changes(engine).environment.get(name) or OptionChange()
+        shown = command.shown.show_variable(name, value)
+        found = LintFinding("environment", name, f"{name}={shown}", "ok")
         is_placeholder = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
         if is_secret_name(name) and len(value) > 7 and not is_placeholder:
-            why, instead = (
-                "a secret in plain text",
-                "a secret, or a file that only the server reads",
-            )
-            yield LintFinding("environment", name, f"{name}=...", "risky", why, instead)
-            continue
-        if not name.startswith("VLLM_") or engine != "vllm":
-            continue
-        present_in = known.get(name, ())
-        earlier = [listed for listed in present_in if all_versions.index(listed) <= index]
-        next_versions = all_versions[index + 1 : index + 2]
-        if (
-            nearest not in present_in
-            and set(next_versions) & set(present_in)
-            and nearest != version
-        ):
-            yield LintFinding(
-                "environment",
-                name,
-                written,
-                "ok",
-                f"not read by {nearest}, read by {next_versions[0]}",
-            )
-        elif nearest in present_in:
-            verdict, why = _check_accepted_option(change, name, version)
-            yield LintFinding(
-                "environment", name, written, verdict, why, change.advice if why else ""
-            )
-        elif earlier:
-            first = all_versions[all_versions.index(earlier[-1]) + 1]
-            why = f"not read since {first}, if not before; {earlier[-1]} did, now it only warns"
-            instead = (
-                f"{change.becomes} {normalize_variable_value(value)}"
-                if change.becomes
-                else change.instead
-            )
-            yield LintFinding(
-                "environment", name, written, change.verdict, why, instead or "nothing"
-            )
-        elif present_in:
-            yield LintFinding(
-                "environment",
-                name,
-                written,
-                "unknown",
-                f"read since {present_in[0]}, or shortly before",
-                "",
-            )
-        else:
+            instead = "a secret, or a file that only the server reads"
+            yield replace(found, verdict="risky", why="a secret in plain text", instead=instead)
+        elif name.startswith("VLLM_") and engine == "vllm":
+            change = load_engine_changes(engine).environment.get(name) or OptionChange()
+            if change.becomes:
+                shown = normalize_variable_value(value)
+                change = change.model_copy(update={"instead": f"{change.becomes} {shown}"})
+            judged = judge_presence(found, known.get(name, ()), engine, version, change)
             close = find_closest(name, known, 0.8)
-            verdict = "unknown" if close else "useless"  # it warns, and may be somebody else's
-            yield LintFinding(
-                "environment", name, written, verdict, f"vllm {nearest} does not read it", close
-            )
+            why = f"vllm {version} does not read it"  # it warns, and may be somebody else's
+            verdict: LintVerdict = "unknown" if close else "useless"
+            yield judged or replace(found, verdict=verdict, why=why, instead=close)
 
 
 def normalize_variable_value(value: str) -> str:
@@ -506,7 +392,7 @@ def _find_default_since(fact: str, value: Any, version: Version) -> Version | No
 
 def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
     """Return the verdict on a metric's name, with or without a histogram's or counter's suffix."""
-    known, all_versions = load_recorded_names("metrics", engine), load_flag_lists(engine).versions
+    known = load_recorded_names("metrics", engine)
     nearest = get_cli_options(engine, version).version
     if name.startswith(f"{engine}_"):
         own = check_metric(name.replace("_", ":", 1), engine, version)
@@ -523,26 +409,17 @@ def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
         ),
         name,
     )
-    present_in = known.get(recorded_name, ())
-    if nearest in present_in or not any(nearest in versions for versions in known.values()):
-        return LintFinding("metric", name, name, "ok")
+    having = known.get(recorded_name, ())
+    found = LintFinding("metric", name, name, "ok")
+    if not any(nearest in versions for versions in known.values()):
+        return found
     change = load_engine_changes(engine).metrics.get(recorded_name) or OptionChange()
-    earlier = [
-        listed for listed in present_in if all_versions.index(listed) <= all_versions.index(nearest)
-    ]
-    later = [listed for listed in present_in if listed not in earlier]
-    if earlier or (change.advice and not later):
-        last = f"; {earlier[-1]} had it" if earlier else ""
-        instead = change.becomes or change.instead
-        return LintFinding(
-            "metric", name, name, change.verdict, f"not on /metrics of {nearest}{last}", instead
-        )
-    if later:
-        return LintFinding(
-            "metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before"
-        )
     why = f"not on /metrics of {engine} {nearest}"
-    return LintFinding("metric", name, name, "unknown", why, find_closest(name, known, 0.8))
+    unknown = replace(found, verdict="unknown", why=why, instead=find_closest(name, known, 0.8))
+    return (
+        judge_presence(found, having, engine, parse_engine_version(engine, str(version)), change)
+        or unknown
+    )
 
 
 def check_metrics(

@@ -123,7 +123,9 @@ class ShownText:
         if word.startswith("--"):
             return " ".join(self.list_words(word.split(" ", 1)))
         is_dashed = re.fullmatch(r"[\u2010-\u2014\u2212]+[a-z-]+(=.*)?", word)
-        return word.partition("=")[0] if is_dashed else MASK
+        name, equals, value = word.partition("=")
+        shown = equals and self.show_word(f"--{name.lstrip(name[:1])}", value)
+        return f"{name}{equals}{shown}" if is_dashed else MASK
 
     def show_variable(self, name: str, value: str) -> str:
         """Return the value of a variable."""

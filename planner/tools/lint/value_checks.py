@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ from planner.core.readers import read_yaml
 from planner.core.versions import Version
 from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, is_unresolved
 from planner.engines.gpu_capabilities import VersionedEntry
-from planner.tools.lint.findings import LintFinding, LintVerdict
+from planner.tools.lint.findings import LintFinding, OptionChange
+from planner.tools.lint.presence import judge_presence
 from planner.tools.lint.server_commands import ServerCommand
 
 
@@ -141,7 +143,7 @@ def _check_word(
     """Yield the finding about a word that its version does not know, or may not know any more."""
     listed = {Version.parse(listed): text.split() for listed, text in words.listed.items()}
     having = [one for one in listed if any(fnmatchcase(value, pattern) for pattern in listed[one])]
-    earlier, later = [v for v in listed if v <= version], [v for v in listed if v > version]
+    earlier = [v for v in listed if v <= version]
     if not earlier:
         if "." in words.arguments[0]:  # of the others the parser of that version has a list
             why = (
@@ -149,22 +151,15 @@ def _check_word(
             )
             yield LintFinding("flag", name, written, "ok", why)
         return
-    nearest, following = earlier[-1], later[0] if later else None
-    is_between = following is not None and nearest != version
-    if nearest in having:
-        if is_between and following not in having:
-            why = f"in {nearest}, not in {following}: {version} is between them"
-            yield LintFinding("flag", name, written, "risky", why, words.hints.get(value, ""))
+    is_between = version not in listed and version < max(listed)
+    if is_between and value in words.between.split():
         return
-    if is_between and (following in having or value in words.between.split()):
+    finding, hint = LintFinding("flag", name, written, "ok"), words.hints.get(value, "")
+    if judged := judge_presence(finding, having, engine, version, OptionChange(), [*listed]):
+        is_refused = judged.verdict != "risky"
+        yield from [replace(judged, instead=hint, refused=is_refused)] * judged.needs_fix
         return
-    verdict: LintVerdict = "unknown"
     why = f"no {words.say} of {engine} {version}, unless a plugin brings it"
-    instead = words.hints.get(value, "")
-    if had := [one for one in having if one < version]:
-        why, verdict = f"gone since {nearest}, if not before; {had[-1]} had it", "removed"
-    elif having:
-        why = f"it comes with {having[0]}, or shortly before"
-    elif close := find_closest(value, listed[nearest], 0.8):
-        instead = f"{name} {close}"
-    yield LintFinding("flag", name, written, verdict, why, instead, refused=True)
+    close = find_closest(value, listed[earlier[-1]], 0.8)
+    instead = hint or (close and f"{name} {close}")
+    yield replace(finding, verdict="unknown", why=why, instead=instead, refused=True)
