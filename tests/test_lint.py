@@ -67,7 +67,7 @@ def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
     assert found.needs_fix
     for one in found.commands:
         judged = one.checked
-        again = judged.options.parse(fix_command(judged).command.argv)
+        again = judged.options.parse(fix_command(judged).argv)
         left = {one.written for one in again.options if one.error}
         open_ = {
             name

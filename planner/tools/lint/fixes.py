@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from functools import cached_property
 from typing import Any
 
-from planner.engines.cli_options import ParsedOption
+from planner.engines.cli_options import ParsedOption, get_cli_options, load_flag_lists
 from planner.tools.lint.findings import (
     ENVIRONMENT_OPTIONS,
     LintFinding,
@@ -22,104 +24,88 @@ from planner.tools.lint.server_commands import ServerCommand, quote_word
 
 @dataclass(frozen=True)
 class FixedCommand:
-    """A fixed command, and the lines that differ: `-` before, `+` after."""
+    """A fixed command, and the one that it is made of."""
 
+    before: ServerCommand
     command: ServerCommand
-    diff: tuple[str, ...]
+
+    @cached_property
+    def diff(self) -> tuple[str, ...]:
+        """The parts that differ, as they are shown: `-` before, `+` after."""
+        old, new = _list_parts(self.before), _list_parts(self.command)
+        lines = list[str]()
+        for tag, i, end, j, last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            fresh = new[j:last] if tag != "equal" else []
+            for part in old[i:end] if tag != "equal" else ():
+                lines.append(f"- {part}")
+                is_pair = fresh and (end - i == last - j or fresh[0].split()[0] == part.split()[0])
+                lines += [f"+ {fresh.pop(0)}"] if is_pair else []
+            lines += [f"+ {part}" for part in fresh]
+        return tuple(lines)
 
 
-def fix_command(checked: CheckedCommand, settings: Mapping[str, Any] | None = None) -> FixedCommand:
+def fix_command(
+    checked: CheckedCommand, settings: Mapping[str, Any] | None = None
+) -> ServerCommand:
     """Return the command without what its version rejects or ignores.
 
     `settings` (argument -> value) replace or extend the arguments of the command.
     """
     cli_options, findings = checked.options, {finding.name: finding for finding in checked.findings}
-    words, diff = list[str](), list[str]()
-    remaining = dict(settings or {})
-    for written, meant in zip(checked.as_written.options, checked.as_meant.options, strict=True):
+    words, remaining = list[str](), dict(settings or {})
+    for meant in checked.as_meant.options:
         spelling = (
             meant.written.replace("_", "-") if cli_options.lists.underscores else meant.written
         )
         name = meant.option.name if meant.option and spelling not in findings else spelling
         argument = meant.option.argument if meant.option else ""
-        before = [written.written, *written.words]
         is_moved = meant.option is None and find_new_place(name, cli_options)
-        if is_moved or argument in checked.moved:
-            after: list[str] = []
-        elif argument in remaining:
-            value = remaining.pop(argument)
-            after = _spell_argument(checked, argument, value)
-        else:
-            finding = findings.get(name)
-            after = [meant.written, *meant.words]
-            if name.replace("_", "-") in ENVIRONMENT_OPTIONS:
-                after = []
-            elif finding and finding.verdict != "ok":
-                after = _replace_option(checked, meant, name, finding)
-        words += after
-        diff += _diff_option(checked, before, after)
-    for argument, value in checked.merge_moved(checked.as_meant.values).items():
-        added = _spell_argument(checked, argument, json.dumps(value))
-        words, diff = [*words, *added], [*diff, _format_diff_line(checked, "+", added)]
-    environment = dict(checked.command.environment)
-    for name, value in checked.command.environment.items():
-        finding = findings.get(name)
-        if (
-            finding is None
-            or finding.kind != "environment"
-            or finding.verdict not in ("removed", "renamed", "useless")
+        if argument in remaining:
+            words += _spell_argument(checked, argument, remaining.pop(argument))
+        elif not (
+            is_moved or argument in checked.moved or name.replace("_", "-") in ENVIRONMENT_OPTIONS
         ):
-            continue
-        shown = checked.command.shown.show_variable(name, value)
-        diff.append(f"- {name}={shown}")
-        del environment[name]
-        change = load_engine_changes(checked.command.engine).environment.get(name)
-        if change and change.becomes and change.becomes in cli_options.spellings:
-            added = [change.becomes, normalize_variable_value(value)]
-            words += added
-            diff.append(_format_diff_line(checked, "+", added))
-    for argument, value in remaining.items():
-        added = _spell_argument(checked, argument, value)
-        words += added
-        diff += [_format_diff_line(checked, "+", added)] if added else []
-    model = list(checked.as_meant.positional)
+            finding = findings.get(name)
+            is_wrong = finding and finding.verdict != "ok"
+            words += _replace_option(checked, meant, name, finding) if finding and is_wrong else [
+                meant.written, *meant.words
+            ]  # fmt: skip
+    for argument, value in checked.merge_moved(checked.as_meant.values).items():
+        words += _spell_argument(checked, argument, json.dumps(value))
+    environment = dict(checked.command.environment)
     for finding in checked.findings:
-        if finding.kind == "word" and finding.verdict == "contradicts":
-            word = next(
-                word for word in model if checked.command.shown.show_stray(word) == finding.written
-            )
-            after = word.split(" ", 1) if word.startswith("--") else []
-            diff += [f"- {finding.written}"] + [_format_diff_line(checked, "+", after)] * bool(
-                after
-            )
-            words += after
+        is_gone = finding.verdict in ("removed", "renamed", "useless")
+        if finding.kind == "environment" and is_gone and finding.name in environment:
+            value = environment.pop(finding.name)
+            change = load_engine_changes(checked.command.engine).environment.get(finding.name)
+            if change and change.becomes and change.becomes in cli_options.spellings:
+                words += [change.becomes, normalize_variable_value(value)]
+    for argument, value in remaining.items():
+        words += _spell_argument(checked, argument, value)
+    model = list(checked.as_meant.positional)
+    wrong = {
+        one.written
+        for one in checked.findings
+        if one.kind == "word" and one.verdict == "contradicts"
+    }
+    for word in checked.as_meant.positional:
+        if checked.command.shown.show_stray(word) in wrong:
             model.remove(word)
-    argv = (*model, *words)
-    return FixedCommand(replace(checked.command, argv=argv, environment=environment), tuple(diff))
+            words += word.split(" ", 1) if word.startswith("--") else []
+    return replace(checked.command, argv=(*model, *words), environment=environment)
 
 
-def merge_diffs(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    """Return two diffs as one, without the lines that the first adds and the second removes."""
-    added = {line[2:] for line in first if line.startswith("+ ")}
-    undone = {line[2:] for line in second if line.startswith("- ")} & added
-    remaining = [line for line in first if not (line.startswith("+ ") and line[2:] in undone)]
-    return (
-        *remaining,
-        *(line for line in second if line[2:] not in undone or line.startswith("+ ")),
+def _list_parts(command: ServerCommand) -> list[str]:
+    """List the words and options of a command, and its variables, as they are shown."""
+    parsed = get_cli_options(command.engine, load_flag_lists(command.engine).versions[-1]).parse(
+        command.argv
     )
-
-
-def _diff_option(checked: CheckedCommand, before: list[str], after: list[str]) -> list[str]:
-    """Return the diff lines of one option, with secrets masked."""
-    if before == after:
-        return []
-    return [_format_diff_line(checked, "-", before)] + (
-        [_format_diff_line(checked, "+", after)] if after else []
-    )
-
-
-def _format_diff_line(checked: CheckedCommand, sign: str, words: list[str]) -> str:
-    return f"{sign} {' '.join(map(quote_word, checked.command.shown.list_words(words)))}"
+    listed = [[word] for word in parsed.positional] + [
+        [one.written, *one.words] for one in parsed.options
+    ]
+    variables = [f"{k}={command.shown.show_variable(k, v)}" for k, v in command.environment.items()]
+    shown = (map(quote_word, command.shown.list_words(words)) for words in listed)
+    return [*map(" ".join, shown), *variables]
 
 
 def _replace_option(

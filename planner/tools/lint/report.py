@@ -18,7 +18,6 @@ from planner.core.units import GIB
 from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import (
-    CliOption,
     get_cli_options,
     is_unresolved,
     load_flag_lists,
@@ -57,7 +56,7 @@ from planner.tools.lint.findings import (
     judge_findings,
     load_engine_changes,
 )
-from planner.tools.lint.fixes import FixedCommand, fix_command, merge_diffs
+from planner.tools.lint.fixes import FixedCommand, fix_command
 from planner.tools.lint.option_checks import (
     VERSIONED_DEFAULTS,
     CheckedCommand,
@@ -349,73 +348,45 @@ def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
         for finding in upgraded
         if finding.verdict != "ok" and finding != current.get((finding.kind, finding.name))
     ]
-    recorded = list(_compare_recorded_defaults(checked, to))
-    recorded_names = {finding.name for finding in recorded}
-    return [
-        *changed,
-        *recorded,
-        *(
-            finding
-            for finding in _compare_catalog_defaults(checked, to)
-            if finding.name not in recorded_names
-        ),
-    ]
+    return [*changed, *_compare_defaults(checked, to)]
 
 
-def _compare_recorded_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
-    """Yield the defaults that differ between the option lists of two versions."""
-    old_options, new_options = checked.options, get_cli_options(checked.command.engine, to)
-    for name in dict.fromkeys(option.name for option in old_options.by_spelling.values()):
+def _compare_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
+    """Yield the defaults that differ between two versions: by the lists of options, or the catalog's facts."""
+    old, new = checked.options, get_cli_options(checked.command.engine, to)
+    engines = [find_engine_version(checked.command.engine, one) for one in (checked.version, to)]
+    facts = [one.facts if one and one.name == "vllm" else None for one in engines]
+    for name in dict.fromkeys(
+        one.name for one in [*old.by_spelling.values(), *new.by_spelling.values()]
+    ):
+        argument = name.lstrip("-").replace("-", "_")
+        options = [one.by_spelling.get(name) for one in (old, new)]
+        defaults = [one.default if one else "" for one in options]
         if (
-            name not in new_options.by_spelling
-            or old_options[name].argument in checked.as_meant.values
-            or old_options[name].kind == "json"
+            not (all(defaults) and defaults[0] != defaults[1])
+            and argument in VERSIONED_DEFAULTS
+            and all(facts)
+        ):
+            values = [getattr(one, VERSIONED_DEFAULTS[argument]) for one in facts]
+            defaults = [("off", "on")[one] if isinstance(one, bool) else str(one) for one in values]
+        before, after = defaults
+        is_json = options[0] is not None and options[0].kind == "json"
+        if (
+            not (before and after)
+            or before == after
+            or argument in checked.as_meant.values
+            or is_json
         ):
             continue
-        before, after = old_options[name].default, new_options[name].default
-        if before != after and before and after:
-            yield _make_default_change(
-                name, before, after, _keep_default(new_options[name], before)
+        keep = f"{name} {before}"
+        if before in ("on", "off"):
+            keep = (
+                name
+                if before == "on"
+                else next(iter(options[1].negations if options[1] else ()), "")
             )
-
-
-def _compare_catalog_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
-    """Yield the changed defaults that `catalogs/engines.yaml` has by version."""
-    first, second = (
-        find_engine_version(checked.command.engine, version) for version in (checked.version, to)
-    )
-    if checked.command.engine != "vllm" or first is None or second is None:
-        return
-    new = get_cli_options("vllm", to)
-    for argument, fact in VERSIONED_DEFAULTS.items():
-        name, before, after = (
-            f"--{argument.replace('_', '-')}",
-            getattr(first.facts, fact),
-            getattr(second.facts, fact),
-        )
-        if argument not in checked.as_meant.values and before != after:
-            yield _make_default_change(
-                name,
-                _format_default(before),
-                _format_default(after),
-                _keep_default(new[name], _format_default(before)) if name in new.spellings else "",
-            )
-
-
-def _keep_default(option: CliOption, before: Any) -> str:
-    """Return the option that keeps the old default; empty if the option cannot express it."""
-    if before == "on":
-        return option.name
-    return next(iter(option.negations), "") if before == "off" else f"{option.name} {before}"
-
-
-def _make_default_change(name: str, before: Any, after: Any, keep: str) -> LintFinding:
-    why = f"the default is {after}, it was {before}"
-    return LintFinding("flag", name, f"{name} {before} -> {after}", "default changed", why, keep)
-
-
-def _format_default(value: Any) -> Any:
-    return ("off", "on")[value] if isinstance(value, bool) else value
+        why = f"the default is {after}, it was {before}"
+        yield LintFinding("flag", name, f"{name} {before} -> {after}", "default changed", why, keep)
 
 
 def _check_programs(
@@ -546,7 +517,10 @@ def _plan_command(
     settings = {step.argument: step.value for step in plan.steps}
     fixed, again = _propose(checked, version, settings)
     if fixed.diff and _is_worse(again, plan, gpu, version, tenants):
-        fixed, plan = FixedCommand(checked.command, ()), replace(plan, steps=(), improved=None)
+        fixed, plan = (
+            FixedCommand(checked.command, checked.command),
+            replace(plan, steps=(), improved=None),
+        )
     return CommandReport(checked, fixed, plan, "")
 
 
@@ -604,16 +578,15 @@ def _propose(
     A fix that is refused itself is fixed again; if that does not help, nothing is proposed.
     """
     refused = {finding.name for finding in checked.findings if finding.refused}
-    fixed = fix_command(checked, settings)
+    fixed = FixedCommand(checked.command, fix_command(checked, settings))
     if not fixed.diff or get_served_name(checked).endswith(".json"):  # which no command serves
-        return FixedCommand(checked.command, ()), checked
+        return FixedCommand(checked.command, checked.command), checked
     for _ in range(MAX_FIX_ROUNDS):
         again = _check_command(fixed.command, version)
         if {finding.name for finding in again.findings if finding.refused} <= refused:
             return fixed, again
-        following = fix_command(again)
-        fixed = FixedCommand(following.command, merge_diffs(fixed.diff, following.diff))
-    return FixedCommand(checked.command, ()), checked
+        fixed = FixedCommand(checked.command, fix_command(again))
+    return FixedCommand(checked.command, checked.command), checked
 
 
 def _is_worse(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from operator import ge, gt, le, lt
 from typing import Any
 
 import jinja2
@@ -47,6 +46,23 @@ _TEXTS.filters |= {
 }
 _compile = cache(_TEXTS.compile_expression)
 _parse = cache(_TEXTS.from_string)
+
+
+_TESTS = {
+    "given": "value is not none",
+    "absent": "value is none",
+    "on": "value is true",
+    "off": "value is false",
+    "not (.+)": "value | string != word",
+    "any of .+": "value | string | lower in words",
+    "none of .+": "value is not none and not open and value | string | lower not in words",
+    **{
+        f"{sign} ([\\d.]+)": f"value is number and value is not boolean and value {sign} word | float"
+        for sign in ("<", "<=", ">", ">=")
+    },
+    ".*": "value | string == word",
+}
+"""Tests of a value, and what they mean."""
 
 
 @cache
@@ -105,7 +121,23 @@ def _holds(when: str | Mapping[str, str], facts: Mapping[str, Any]) -> bool:
     """Return whether a condition holds: an expression over the facts, or a test for each of some."""
     if isinstance(when, str):
         return bool(_compile(when)(**facts))
-    return all(_matches_test(test, facts.get(name)) for name, test in when.items())
+    return all(bool(_find_test(test)(value=facts.get(name))) for name, test in when.items())
+
+
+@cache
+def _find_test(test: str) -> Callable[..., Any]:
+    """Find the expression over a value that a test such as `given`, `> 1` or `any of a b` stands for."""
+    for pattern, expression in _TESTS.items():
+        if match := re.fullmatch(pattern, test):
+            words = tuple(test.lower().split()[2:])
+            compiled = _compile(expression)
+            return lambda value: compiled(
+                value=value,
+                word=match[match.lastindex or 0],
+                words=words,
+                open=is_unresolved(value),
+            )
+    raise AssertionError(test)
 
 
 def apply_option_rules(
@@ -141,27 +173,3 @@ def apply_option_rules(
         )
 
     yield from apply_rules(load_option_rules(command.engine), values, version, write)
-
-
-def _matches_test(test: str, value: Any) -> bool:
-    """Return whether a value passes the test of a rule."""
-    if test in ("given", "absent"):
-        return (value is not None) == (test == "given")
-    if test.startswith("not "):
-        return str(value) != test[4:]
-    if test in ("on", "off"):
-        return value is (test == "on")
-    if test.startswith("any of "):
-        return str(value) in test.split()[2:]
-    if test.startswith("none of "):
-        return (
-            value is not None
-            and not is_unresolved(value)
-            and str(value).lower() not in test.lower().split()[2:]
-        )
-    match = re.fullmatch(r"([<>]=?) ([\d.]+)", test)
-    if not match:
-        return str(value) == test
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return bool({"<": lt, "<=": le, ">": gt, ">=": ge}[match[1]](value, float(match[2])))
