@@ -163,26 +163,17 @@ def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         del args["dtype"]
     if "limit_mm_per_prompt" in args:
         args["limit_mm_per_prompt"] = format_media_limits(args["limit_mm_per_prompt"])
-    args |= {
-        "sglang": _read_sglang_args,
-        "trtllm": _read_trtllm_args,
-        "vllm": _read_vllm_args,
-    }[engine](values, args)
+    names = load_argument_names(engine)
+    for switch, implied in names.implies.items():
+        args |= implied if values.get(switch) else {}
+    for switch in [*filter(values.get, names.lora_when)][:1]:
+        holder = values[switch] if isinstance(values[switch], Mapping) else values
+        texts = [(str(holder.get(name)), default) for name, default in names.lora.items()]
+        sizes = [int(text[:19]) if text.isdecimal() else default for text, default in texts]
+        args |= dict(zip(("max_loras", "max_lora_rank", "max_cpu_loras"), sizes, strict=True))
+    args |= _read_sglang_args(values, args) if engine == "sglang" else {}
+    args |= _read_trtllm_args(values) if engine == "trtllm" else {}
     return {name: value for name, value in args.items() if name in EngineArgs.__dataclass_fields__}
-
-
-_EXTRA_LORA_ARGS = {"max_lora_rank": 16, "max_cpu_loras": 0}
-
-
-def _read_vllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict[str, Any]:
-    args = (
-        _read_lora_args(values, {"max_loras": 1, **_EXTRA_LORA_ARGS})
-        if values.get("enable_lora")
-        else {}
-    )
-    return args | (
-        {"limit_mm_per_prompt": "image=0,video=0"} if values.get("language_model_only") else {}
-    )
 
 
 def read_pool_option(checked: CheckedCommand) -> tuple[str, int] | None:
@@ -207,18 +198,6 @@ def get_share_of_memory(checked: CheckedCommand) -> float:
     return engine.facts.gpu_memory_utilization if engine else 0.9
 
 
-def _read_lora_args(values: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
-    """Return adapter slots, rank and adapters in host memory.
-
-    `defaults` maps the engine's names of the three to their defaults.
-    """
-    values_and_defaults = [(str(values.get(name)), default) for name, default in defaults.items()]
-    sizes = [
-        int(size[:19]) if size.isdecimal() else default for size, default in values_and_defaults
-    ]
-    return dict(zip(("max_loras", "max_lora_rank", "max_cpu_loras"), sizes, strict=True))
-
-
 def _read_sglang_args(values: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
     limits = {name: args[name] for name in MAX_BATCH_LIMITS if isinstance(args.get(name), int)}
     changed = divide_batch_limits(limits, read_attention_copies(values))
@@ -226,22 +205,12 @@ def _read_sglang_args(values: Mapping[str, Any], args: Mapping[str, Any]) -> dic
         changed["enable_chunked_prefill"] = tokens > 0
         if tokens <= 0:
             changed["max_num_batched_tokens"] = values.get("max_prefill_tokens", 16384)
-    if values.get("disable_radix_cache"):
-        changed["enable_prefix_caching"] = False
-    if values.get("disable_overlap_schedule"):
-        changed["async_scheduling"] = False
-    if values.get("enable_priority_scheduling"):
-        changed["scheduling_policy"] = "priority"
     if values.get("cuda_graph_backend_decode") == "disabled":
         changed["enforce_eager"] = True
-    if values.get("enable_lora") or values.get("lora_paths"):
-        changed |= _read_lora_args(
-            values, {"max_loras_per_batch": 8, "max_lora_rank": 16, "max_loaded_loras": 0}
-        )
     return changed
 
 
-def _read_trtllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> dict[str, Any]:
+def _read_trtllm_args(values: Mapping[str, Any]) -> dict[str, Any]:
     args = dict[str, Any]()
     # kv_cache_config replaces all cache options.
     if isinstance(cache_config := values.get("kv_cache_config"), Mapping):
@@ -254,8 +223,6 @@ def _read_trtllm_args(values: Mapping[str, Any], _args: Mapping[str, Any]) -> di
         args["async_scheduling"] = not values["disable_overlap_scheduler"]
     if "cuda_graph_config" in values:
         args["enforce_eager"] = values["cuda_graph_config"] is None
-    if isinstance(adapters := values.get("lora_config"), Mapping):
-        args |= _read_lora_args(adapters, {"max_loras": 1, **_EXTRA_LORA_ARGS})
     return args
 
 

@@ -137,15 +137,10 @@ def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[o
     return documents, ""
 
 
-def find_starting_image(node: object, depth: int = 0) -> str:
-    """Return the first image in a document that starts a server by itself; empty without one."""
-    if depth > MAX_DEPTH:
-        return ""
-    name = _read_image_name(node) if isinstance(node, Mapping) else ""
-    if (image := parse_image_name(name)) and image.starts:
-        return name
-    inner = node.values() if isinstance(node, Mapping) else list_items(node)
-    return next(filter(None, (find_starting_image(one, depth + 1) for one in inner)), "")
+def find_starting_image(documents: object) -> str:
+    """Return the first image in documents that starts a server by itself; empty without one."""
+    named = map(_read_image_name, _list_mappings(documents))
+    return next((name for name in named if (image := parse_image_name(name)) and image.starts), "")
 
 
 class TreeReader:

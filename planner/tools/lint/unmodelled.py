@@ -49,14 +49,20 @@ def find_unmodelled_options(
                 value = value.get(key) if isinstance(value, Mapping) else None
             if value is None or str(value).casefold() in map(str.casefold, usual):
                 continue
+            flag = f"--{argument.replace('_', '-')}"
+            kind, named, written = (
+                ("environment", name, f"{name}={command.shown.show_variable(name, str(value))}")
+                if name.isupper()
+                else ("setting", name, f"{name}: {value}")
+                if argument in command.config
+                else (
+                    "flag",
+                    flag,
+                    f"--{name.replace('_', '-')} {command.shown.show_word(flag, str(value))}",
+                )
+            )
             why = f"not modelled: it changes {entry.changes}"
-            if name.isupper():
-                yield LintFinding("environment", name, f"{name}={value}", "unread", why)
-            elif argument in command.config:
-                yield LintFinding("setting", name, f"{name}: {value}", "unread", why)
-            else:
-                flag, written = (f"--{part.replace('_', '-')}" for part in (argument, name))
-                yield LintFinding("flag", flag, f"{written} {value}", "unread", why)
+            yield LintFinding(kind, named, written, "unread", why)  # type: ignore[arg-type]
 
 
 def explain_unmodelled_server(checked: CheckedCommand) -> str:
