@@ -322,7 +322,6 @@ def test_scripts_of_a_unit_that_are_not_read_are_told(tmp_path: Path) -> None:
 
 
 NOT_READ = {
-    "supervisord": "[program:x]\ncommand=vllm serve Qwen/Qwen3-8B\n",
     "Nomad": 'job "a" {\n task "b" {\n  config {\n   image = "vllm/vllm-openai:v0.20.2"\n  }\n }\n}\n',
     "PowerShell": "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B",
     "cmd": "docker run --gpus all ^\r\n  vllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B",
@@ -526,3 +525,37 @@ def test_what_is_fixed_is_reached_from_outside() -> None:
     assert {each["rule"] for each in one["findings"] if each["name"] == "--host"} == {
         "a loopback that nobody reaches"
     }
+
+
+SERVED = " ".join(WORDS[1:])
+POSTED_FORMS = {
+    "a task of ECS": json.dumps({"containerDefinitions": [
+        {"image": "vllm/vllm-openai:v0.20.2", "command": ["--model", *WORDS], "memory": 1024}]}),
+    "an application of Ray Serve": yaml.safe_dump({"applications": [{"args": {"llm_configs": [{
+        "model_loading_config": {"model_id": "q", "model_source": "Qwen/Qwen3-8B"},
+        "engine_kwargs": {"tensor_parallel_size": 3, "enable_reasoning": True, "no-such-flag": True},
+    }]}}]}),
+    "a file of supervisord": f"[program:llm]\ncommand=/opt/bin/vllm serve {WORDS[0]} {SERVED}\nautostart=true\n",
+    "a quadlet of podman": f"[Container]\nImage=vllm/vllm-openai:v0.20.2\nExec=--model {WORDS[0]} {SERVED}\n",
+    "options in a variable": yaml.safe_dump({"kind": "LLMInferenceService", "spec": {
+        "model": {"uri": "hf://Qwen/Qwen3-8B"}, "template": {"containers": [{
+            "image": "vllm/vllm-openai:v0.20.2", "env": [{"name": "VLLM_ADDITIONAL_ARGS", "value": SERVED}],
+            "resources": {"limits": {"nvidia.com/gpu": 4}}, "volumeMounts": [MOUNT]}],
+            "volumes": [SHM]}}}),
+    "a file of options in a ConfigMap": yaml.safe_dump({"kind": "ConfigMap", "data": {"inference.yaml": yaml.safe_dump(
+        {"vllm": {"model": WORDS[0], "enable-reasoning": True, "no-such-flag": True, "tensor-parallel-size": 3,
+                  "max-model-len": 8192}})}}),
+    "a command of llama-swap": yaml.safe_dump({"models": {"q": {"cmd":
+        f"docker run --gpus all --ipc=host vllm/vllm-openai:v0.20.2 --model {WORDS[0]} {SERVED}"}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", POSTED_FORMS.values(), ids=POSTED_FORMS)
+def test_forms_that_people_post_are_read(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "form.txt"
+    path.write_text(text)
+    report = lint(str(path), "0.20.2")
+    assert to_fix(report) == WRONG
+    assert [one.checked.as_meant.values.get("model", WORDS[0]) for one in report.commands] == WORDS[
+        :1
+    ]

@@ -15,6 +15,7 @@ class Forms(SourcedEntry):
     runtime_kinds: tuple[str, ...]
     cluster_kinds: tuple[str, ...]
     model_keys: tuple[str, ...]
+    model_holders: tuple[str, ...]
     engine_keys: tuple[str, ...]
     reference_keys: tuple[str, ...]
     gpu_keys: tuple[str, ...]

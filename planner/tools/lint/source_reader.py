@@ -19,6 +19,7 @@ from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
 from planner.planning.planned_replica import PlanFile
+from planner.tools.lint.container_setup import list_items
 from planner.tools.lint.findings import LintFinding, load_engine_changes
 from planner.tools.lint.named_gpus import resolve_gpu
 from planner.tools.lint.server_commands import (
@@ -27,6 +28,7 @@ from planner.tools.lint.server_commands import (
     fill_in_parameters,
     find_commands,
     parse_container,
+    parse_image_name,
 )
 from planner.tools.lint.shell_parser import extract_here_documents, split_words
 from planner.tools.lint.tree_reader import (
@@ -34,8 +36,6 @@ from planner.tools.lint.tree_reader import (
     find_starting_image,
     format_config_as_words,
     load_yaml_documents,
-    make_unread_variables,
-    parse_assignments,
     replace_expressions,
 )
 
@@ -47,7 +47,6 @@ MAX_WORDS = 21_000
 """Maximum number of words in the commands of a text."""
 _UNREAD_FORMATS = {
     "Markdown or reStructuredText page": r"\A.+\.(?:md|mdx|markdown|rst)$|^(?:```|~~~)",
-    "supervisord file": r"^\[program:",
     "Nomad job": r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{',
     "PowerShell or cmd command of several lines": r"^.*[ \t][`^][ \t]*$\n",
 }
@@ -60,7 +59,7 @@ _SLURM_PATTERN = re.compile(
     re.MULTILINE,
 )
 """Kind and number of GPUs of a job (slurm.schedmd.com, sbatch: --gres, --gpus)."""
-_READ_PATTERN = re.compile(r"read from '(?:[^']*/)?([^'/]+)'")
+_READ_PATTERN = re.compile(r"read (?:from|with) '(?:[^']*/)?([^'/]+)'")
 _METRIC_NAME_PATTERN = re.compile(
     r"(?<![\w/.@:-])(?:(?:vllm|sglang):[a-zA-Z]\w*|(?:vllm|sglang)_\w+_(?:total|bucket|sum|count))(?![\w./-])"
 )
@@ -92,7 +91,10 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
     nearby = _NearbyFiles(text.replace("\r\n", "\n"), name, path.parent if path else Path())
     source = _read_text(_write_plan_commands(nearby), engine)
     if not (source.commands or source.metrics or source.programs or source.unread):
-        if image := find_starting_image(nearby.documents[0]):
+        words = filter(
+            parse_image_name, re.findall(r"[\w./-]+:[\w.-]+", nearby.text[:MAX_FILE_BYTES])
+        )
+        if image := find_starting_image(nearby.documents[0]) or next(words, ""):
             why = f"the image starts a server, and the options that it is given are not in {name}"
             return replace(source, unread=(_make_unread(image, why),))
         location = path.name if path else "this text"
@@ -132,13 +134,6 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     ]
     if sum(len(command.argv) for command in server_commands) > MAX_WORDS:
         raise PlannerError(f"its commands have more than {MAX_WORDS:,} words")
-    # a script of a ConfigMap is read where a container starts it
-    started = {match[1] for one in server_commands for match in _READ_PATTERN.finditer(one.note)}
-    server_commands = [
-        one
-        for one in server_commands
-        if not (one.where.startswith("data.") and one.where.removeprefix("data.") in started)
-    ]
     scripts = [] if server_commands else re.findall(_UNIT_SCRIPT_PATTERN, text)
     for script in scripts[:MAX_COMMANDS_PER_FILE]:
         there = replace(nearby, text=nearby.find(script) or "", name=PurePath(script).name)
@@ -165,13 +160,17 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         else one
         for one in server_commands
     ]
-    commands = tuple(_apply_config_file(command, nearby) for command in server_commands)
+    commands = [_apply_config_file(command, nearby) for command in server_commands]
+    # a file of a ConfigMap is read where a container is given it
+    used = {match[1] for one in commands for match in _READ_PATTERN.finditer(one.note)}
+    within = tuple(f"data.{name}" for name in used)
+    commands = [one for one in commands if not (used and one.where.startswith(within))]
     programs = tuple(
         name
         for name in load_engine_changes("vllm").programs
         if re.search(rf"(?<![\w-]){re.escape(name)}\b", text)
     )
-    return ParsedSource(commands, metrics, programs, tuple(unread))
+    return ParsedSource(tuple(commands), metrics, programs, tuple(unread))
 
 
 def _find_slurm_gpus(text: str) -> tuple[int | None, str] | None:
@@ -345,8 +344,8 @@ def _find_commands_in_text(
 ) -> Iterator[ServerCommand | LintFinding]:
     """Yield the commands of a text of any format."""
     text = nearby.text
-    if re.search(r"^\[Service\][ \t]*$", text, re.MULTILINE):
-        yield from _parse_systemd_unit(text, nearby, engine)
+    if re.search(r"^\[[\w:. -]+\][ \t]*$", text, re.MULTILINE):
+        yield from TreeReader([_read_sections(text)], engine, nearby).read()
     elif all(
         re.search(rf"^[ \t]*{line}", text, re.MULTILINE)
         for line in (r"FROM[ \t]+\S+", r"(CMD|ENTRYPOINT|RUN)\b")
@@ -366,29 +365,35 @@ def _find_commands_in_text(
         yield from find_commands(text, "", engine)
 
 
-def _parse_systemd_unit(
-    text: str, nearby: _NearbyFiles, engine: str | None
-) -> Iterator[ServerCommand]:
-    """Yield the commands that a systemd unit starts."""
+def _read_sections(text: str) -> dict[str, dict[str, object]]:
+    """Return the sections of a unit of systemd, or of what else has NAME=value lines below [SECTION].
+
+    Lines that end in a backslash go on, comments between them aside; an empty value takes back those
+    before it, and what runs before or after the server is left out.
+    """
     text = re.sub(r"\\\n(?:[ \t]*[#;].*\n)*\s*", " ", text)
-    text = re.sub(
-        r"(?s)\A.*^ExecStart=[ \t]*$", "", text, flags=re.MULTILINE
-    )  # it takes back those before
-    environment: dict[str, str] = {}
-    for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE):
-        environment |= dict(word.partition("=")[::2] for word in split_words(line) if "=" in word)
-    findings = []
-    for optional, path in re.findall(r"^EnvironmentFile=(-?)(.+)$", text, re.MULTILINE):
-        content = nearby.find(path.strip())
-        environment |= parse_assignments(content or "")
-        if content is None and not optional:
-            findings.append(make_unread_variables(path.strip()))
-    for number, line in enumerate(
-        re.findall(r"^ExecStart=[@\-:+!]*(.+)$", text, re.MULTILINE), start=1
+    sections, values = dict[str, dict[str, object]](), dict[str, object]()
+    for section, key, value in re.findall(
+        r"^\[([^\]\n]+)\][ \t]*$|^[ \t]*(\w+)[ \t]*=[ \t]*(.*)$", text, re.MULTILINE
     ):
-        place = f"ExecStart {number}" if number > 1 else "ExecStart"
-        for command in find_commands(line, place, engine, environment):
-            yield replace(command, findings=(*findings, *command.findings))
+        if section:
+            values = sections.setdefault(section, {})
+        elif key == "EnvironmentFile":
+            file = {"path": value.strip().lstrip("-"), "required": not value.startswith("-")}
+            values["env_file"] = [*list_items(values.get("env_file")), file]
+        elif key.lower() == "environment":
+            values["env"] = [*list_items(values.get("env")), *split_words(value)]
+        elif not re.match("Exec(?!Start$|$)", key):
+            before = list_items(values.get(key)) if value.strip() else []
+            command = value.lstrip("@-:+!") if key == "ExecStart" else value
+            values[key] = [*before, command] if value.strip() else []
+    return {
+        name: {
+            k: v[0] if isinstance(v, list) and v[:1] and not v[1:] and k != "env" else v
+            for k, v in one.items()
+        }
+        for name, one in sections.items()
+    }
 
 
 def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:

@@ -96,6 +96,7 @@ class _Place:
     gpu: str = ""
     image: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[LintFinding, ...] = ()  # about what of it is not here
 
     def enter(self, key: object, node: object) -> "_Place":
         """Return the place of the value under a key of a node, or of an item of a list."""
@@ -185,6 +186,9 @@ class TreeReader:
         if place.depth > MAX_DEPTH:
             return
         if isinstance(node, str):
+            if re.search(r"\.(ya?ml|json)$", place.path):  # of a ConfigMap
+                for document in load_yaml_documents(node, place.path)[0]:
+                    yield from self._walk(_normalize(document, None), place.enter("", None))
             yield from _read_shell(node, place)
         for index, item in enumerate(list_items(node)):
             yield from self._walk(item, place.enter(index, None))
@@ -196,7 +200,7 @@ class TreeReader:
         found = [*self._read_container(node, place)]
         if not any(one.argv or one.unread for one in found):
             found = [*self._read_options(node, place)] or found
-        yield from found
+        yield from (_name_model(one, place.model) for one in found)
         is_ours = re.search("|".join(_ENGINES), f"{place.engine} {place.image} {[*node]}")
         for key, value in node.items():
             is_read = found and (key == "image" or _is_holder(key, value))
@@ -215,18 +219,16 @@ class TreeReader:
     def _read_around(self, node: YamlMapping, place: _Place) -> _Place:
         """Return the place of what is inside a mapping: with what the mapping says of a server."""
         forms = load_forms()
-        environment = dict(place.environment)
+        environment, findings = self._read_environment(node, place)
         if gpu := find_named_gpu(node):
             place = replace(place, gpu=gpu)
             count = gpu.partition("x")[0] if re.match(r"\d+x", gpu) else ""
             environment |= dict.fromkeys(forms.gpu_counts, count) if count else {}
-        for key in ("env", "envs"):
-            given = _parse_environment(node.get(key))
-            environment |= {k: v for k, v in given.items() if v != f"${{{k}}}"}
         labels = get_nested(node, "metadata", "labels")
         return replace(
             place,
             environment=environment,
+            findings=findings,
             image=_read_image_name(node) or place.image,
             engine=_find_engine(node) or place.engine,
             model=_find_model(node) or place.model,
@@ -258,7 +260,7 @@ class TreeReader:
         holder = {**image, **node} if isinstance(image, Mapping) else node
         lists = [
             _split_command(holder.get(key), place.is_compose)
-            for key in ("entrypoint", "command", "args")
+            for key in ("entrypoint", "command", "args", "exec")
         ]
         words, name = [word for one in lists for word in one], _read_image_name(node)
         is_task = node.get("commands") or node.get("run")  # read as shell text
@@ -267,9 +269,14 @@ class TreeReader:
         text = " ".join(words)
         if _WORKER_PATTERN.search(text) and not SERVER_MENTION_PATTERN.search(text):
             return  # the server starts in another container of its cluster
-        environment, findings = self._read_environment(node, place)
+        environment = dict(place.environment)
+        for option, value in place.environment.items():  # such as VLLM_ADDITIONAL_ARGS
+            given = split_words(value) if _COMMAND_KEY.search(option) and option not in text else []
+            if _guess_engine(given):
+                words, _ = [*words, *given], environment.pop(option)
         # Kubernetes' command is in place of the image's entry point, and compose's is not
-        is_replaced = bool(lists[0]) or (not place.is_compose and bool(lists[1]))
+        is_program = bool(lists[1]) and not lists[1][0].startswith("-")
+        is_replaced = bool(lists[0]) or (not place.is_compose and is_program)
         words = _fill_in(words, environment, place)
         commands = list(parse_container(name, words, environment, place.path, is_replaced))
         is_member = place.kind in load_forms().cluster_kinds or _CLUSTER_PATTERN.search(text)
@@ -278,7 +285,7 @@ class TreeReader:
         if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", text):
             setup = replace(setup, network="shared")
         for command in commands:
-            known = (*findings, *command.findings)
+            known = (*place.findings, *command.findings)
             yield replace(command, setup=setup, findings=known, gpu=_name_gpu(node, place))
 
     def _read_options(self, node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
@@ -292,7 +299,7 @@ class TreeReader:
             key: value for key, value in node.items()
             if _HOLDER_KEY.search(key) and isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
         }  # fmt: skip
-        environment, findings = self._read_environment(node, place)
+        environment, findings = dict(place.environment), place.findings
         options = {k: _read_named_options(one, engine or "vllm") for k, one in holders.items()}
         specific = [len(one.specific) for one in options.values()]
         is_named = any(
@@ -332,13 +339,6 @@ class TreeReader:
             names = [word.partition("=")[0] for word in left if word.startswith("--")]
             note = f"left to KServe: {', '.join(names)}" if names else ""
         words = [*listed, *_format_as_words(named, cli_options.spellings)]
-        is_given = words and not words[0].startswith("-")
-        if (
-            place.model
-            and not is_given
-            and not {"model", "model_path"} & {*cli_options.parse(words).values}
-        ):
-            words = [place.model, *words]
         is_container = bool(place.pod and place.kind) or place.is_compose
         around = place if is_container else replace(place, pod=None)
         is_set_up = is_container or is_kserve or {"resources", "requestGPU"} & node.keys()
@@ -393,7 +393,7 @@ class TreeReader:
         self, node: YamlMapping, place: _Place
     ) -> tuple[dict[str, str], tuple[LintFinding, ...]]:
         """Return a container's environment, and findings about what of it is not here."""
-        environment, findings = dict(place.environment), list[LintFinding]()
+        environment, findings = dict(place.environment), [*place.findings]
         for item in [*list_items(node.get("env_file")), node.get("env_file")]:
             path = item.get("path") if isinstance(item, Mapping) else item
             if isinstance(path, str):
@@ -406,7 +406,9 @@ class TreeReader:
             environment |= _parse_environment(data := self.config_maps.get(name))
             if data is None and get_nested(item, "configMapRef"):
                 findings.append(make_unread_variables(name))
-        given = _parse_environment(node.get("environment")) | _parse_environment(node.get("env"))
+        given = dict[str, str]()
+        for key in ("environment", "env", "envs"):
+            given |= _parse_environment(node.get(key))
         for item in list_items(node.get("env")):
             reference = get_nested(item, "valueFrom", "configMapKeyRef")
             data = self.config_maps.get(str(get_nested(reference, "name"))) or {}
@@ -456,14 +458,18 @@ def _normalize(node: Any, variables: Variables | None, depth: int = 0) -> Any:
 
 def _read_shell(text: str, place: _Place) -> Iterator[ServerCommand]:
     """Yield the servers that shell text starts."""
-    if not (mention := SERVER_MENTION_PATTERN.search(text)):
+    pattern = rf"{SERVER_MENTION_PATTERN.pattern}|\b(?:docker|podman|nerdctl)\s+run\b"
+    if not (mention := re.search(pattern, text)):
         return
     image = parse_image_name(place.image)
     try:
         for command in find_commands(text, place.path, None, place.environment):
             is_ours = image is not None and image.engine == command.engine
             version = image.version if image and is_ours else ""
-            yield replace(command, gpu=place.gpu, version=command.version or version)
+            known = (*place.findings, *command.findings)
+            yield replace(
+                command, gpu=place.gpu, version=command.version or version, findings=known
+            )
     except PlannerError:
         engine = next((name for name in ("sglang", "trtllm") if name in mention[0]), "vllm")
         yield ServerCommand(place.path, engine, (), {}, unread=(mention[0],))
@@ -482,15 +488,23 @@ def _find_engine(node: YamlMapping) -> str:
 
 def _find_model(node: YamlMapping) -> str:
     """Return the model that a mapping names, as on the Hub; empty if it names none."""
-    inner = [
-        one for key in ("model", "modelArtifacts") if isinstance(one := node.get(key), Mapping)
-    ]
+    inner = [one for key in load_forms().model_holders if isinstance(one := node.get(key), Mapping)]
     texts = [node.get(key) for key in load_forms().model_keys]
-    texts += [one.get(key) for one in inner for key in ("modelURL", "name", "uri")]
+    texts += [one.get(key) for one in inner for key in ("model_source", "modelURL", "name", "uri")]
     texts += [value for value in node.values() if str(value).startswith("hf://")]
     named = [one for one in texts if isinstance(one, str) and one]
     model = named[0].removeprefix("hf://") if named else ""
     return re.sub(r"@\w+$", "", model) if named and named[0] != model else model
+
+
+def _name_model(command: ServerCommand, model: str) -> ServerCommand:
+    """Return a command with the model that is named around it, unless it names one itself."""
+    options = get_cli_options(command.engine, load_flag_lists(command.engine).versions[-1])
+    parsed = options.parse(command.argv)
+    is_named = parsed.positional or {"model", "model_path"} & {*parsed.values}
+    if is_named or not model or not command.subcommand or command.unread:
+        return command
+    return replace(command, argv=(model, *command.argv))
 
 
 def _join_referenced(
@@ -591,7 +605,9 @@ def _read_named_options(holder: YamlMapping, engine: str) -> _NamedOptions:
             specific += [(name, value)] if is_specific else []
         elif re.search("[a-z][-_]", str(key)):
             unknown.append((name, value))
-        elif not is_own and key not in (*forms.reference_keys, *forms.engine_keys, *forms.gpu_keys):
+        elif not (
+            is_own or isinstance(value, list) or str(value).startswith("hf://")
+        ) and key not in (*forms.reference_keys, *forms.engine_keys, *forms.gpu_keys):
             others.append(str(key))
     is_file = (
         len(holder) > 1
