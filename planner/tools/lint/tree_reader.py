@@ -63,6 +63,10 @@ _SERVER_KEYS = {"image", "containers", "modelFormat"}
 _ENGINES = ("vllm", "sglang", "trtllm")
 KSERVE_DIRECTORY = "/mnt/models"
 """Where KServe puts what `storageUri` names (kserve.github.io, storage)."""
+_START_PATTERN = re.compile(
+    rf"{SERVER_MENTION_PATTERN.pattern}|\b(?:docker|podman|nerdctl)\s+run\b"
+)
+"""What makes a text a command of a shell."""
 _CLUSTER_PATTERN = re.compile(r"\bray start\b|multi-node-serving\.sh|run_cluster\.sh")
 """By which a container is known as one of several that run one server."""
 _WORKER_PATTERN = re.compile(
@@ -303,7 +307,9 @@ class TreeReader:
         options = {k: _read_named_options(one, engine or "vllm") for k, one in holders.items()}
         specific = [len(one.specific) for one in options.values()]
         is_named = any(
-            name in k.lower() for k, one in options.items() if one.specific for name in _ENGINES
+            re.search("vllm|sglang|trtllm|engine", k, re.I)
+            for k, one in options.items()
+            if one.specific
         )
         if (
             is_named
@@ -316,6 +322,7 @@ class TreeReader:
             for name, value in holder.items():
                 words = _split_command(value, place.is_compose) if _COMMAND_KEY.search(name) else []
                 is_options = is_kserve or (words and words[0].startswith("-"))
+                words = [] if _START_PATTERN.search(" ".join(words)) else words
                 if guessed := _guess_engine(words) or (is_options and engine):
                     engine, listed = engine or str(guessed), [*listed, *words]
             environment |= _parse_environment(holder.get("env")) if key else {}
@@ -458,8 +465,7 @@ def _normalize(node: Any, variables: Variables | None, depth: int = 0) -> Any:
 
 def _read_shell(text: str, place: _Place) -> Iterator[ServerCommand]:
     """Yield the servers that shell text starts."""
-    pattern = rf"{SERVER_MENTION_PATTERN.pattern}|\b(?:docker|podman|nerdctl)\s+run\b"
-    if not (mention := re.search(pattern, text)):
+    if not (mention := _START_PATTERN.search(text)):
         return
     image = parse_image_name(place.image)
     try:
