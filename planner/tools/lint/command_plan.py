@@ -76,15 +76,6 @@ class CommandPlan:
         return describe_remedies(self.memory, self.remedies) if self.remedies else []
 
     @property
-    def full_requests(self) -> str:
-        """How many requests of max_model_len fit once the steps let it start; empty if it does."""
-        if self.memory.status == "ok" or not (self.steps and self.improved):
-            return ""
-        fixed = self.improved.memory
-        count = format_number(fixed.max_concurrency.mid)
-        return f"then {count} requests of {fixed.layout.max_model_len:,} tokens fit at once"
-
-    @property
     def sequences(self) -> int:
         """Requests of mean length that fit the KV cache pool of one engine instance."""
         return self.memory.pool.count_sequences(round(self.workload.mean_tokens_per_request))

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from planner.core.errors import PlannerError, find_closest
@@ -371,23 +370,10 @@ def find_redundant_defaults(
             else None
         )
         if fact and option.option and option.value == getattr(facts.facts, fact):
-            since = _find_default_since(fact, option.value, version)
-            why = f"the default since {since}, if not before" if since else "the default"
-            if fact == "prefix_caching" and option.value and not facts.facts.prefix_caching_hybrid:
-                why += ", but for models with recurrent layers"
+            is_partly = fact == "prefix_caching" and not facts.facts.prefix_caching_hybrid
+            but = ", but for models with recurrent layers" * bool(is_partly and option.value)
+            why = f"the default of {engine} {version}{but}"
             yield LintFinding("flag", option.option.name, str(option), "useless", why)
-
-
-@lru_cache(maxsize=256)
-def _find_default_since(fact: str, value: Any, version: Version) -> Version | None:
-    """Return the first version since which a default of vLLM is what it is at `version`."""
-    first: Version | None = None
-    for listed_version in load_flag_lists("vllm").versions:
-        engine = find_engine_version("vllm", listed_version)
-        if engine is None or listed_version > version:
-            continue
-        first = (first or engine.facts_version) if getattr(engine.facts, fact) == value else None
-    return first
 
 
 def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.core.errors import PlannerError, add_error_context
+from planner.core.number_format import format_number
 from planner.core.redaction import (
     MASK,
     is_secret_name,
@@ -99,18 +100,6 @@ class CommandReport:
     def refuses_to_start(self) -> bool:
         """Whether the server rejects the command at startup."""
         return any(finding.refused for finding in self.checked.findings)
-
-    @property
-    def unchecked_memory(self) -> str:
-        """That memory is not checked without a GPU, and the least that is needed; empty with one."""
-        if self.plan or self.not_planned_reason:
-            return ""
-        if self.need and self.need.exceeds_all_gpus:
-            return (
-                f"It starts on no known GPU: {self.need}; the largest has {describe_largest_gpu()}."
-            )
-        least = f": {self.need}" if self.need else ""
-        return f"Memory is not checked without a GPU{least}. Add --gpu NAME, such as --gpu {REFERENCE_GPU}."
 
     @property
     def reported_findings(self) -> list[LintFinding]:
@@ -214,6 +203,9 @@ class LintReport:
             table=_format_findings_table,
             explain=_format_finding,
             public=_format_without_secrets,
+            largest=describe_largest_gpu(),
+            example=REFERENCE_GPU,
+            number=format_number,
         )
         return redact_text(text).strip("\n")
 

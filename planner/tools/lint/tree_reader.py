@@ -379,21 +379,25 @@ class TreeReader:
             return replace(
                 setup, probe="healthcheck" * (limit_s is not None), start_limit_s=limit_s
             )
+        setup = read_pod_setup(node, place.pod, place.kind, place.labels, self.objects)
         if "requestGPU" not in node:
-            return read_pod_setup(node, place.pod, place.kind, place.labels, self.objects)
+            return setup
         # production-stack mounts /dev/shm for its own key of tensor parallelism, not for one in extraArgs
-        # (helm/templates/deployment-vllm-multi.yaml, commit 010004e)
+        # (helm/templates/deployment-vllm-multi.yaml, commit 010004e); workers of Ray have GPUs of their own
         mounts = [get_nested(one, "mountPath") for one in list_items(node.get("extraVolumeMounts"))]
-        has_workers = get_nested(node, "raySpec", "enabled") is True  # with GPUs of their own
+        has_pool = get_nested(node, "lmcacheConfig", "enablePD") is True
         has_shm = (
-            "tensorParallelSize" in str(node.get("vllmConfig"))
-            or "raySpec" in node
-            or "/dev/shm" in mounts
-            or get_nested(node, "lmcacheConfig", "enablePD") is True
+            "tensorParallelSize" in str(node.get("vllmConfig")) or "/dev/shm" in mounts or has_pool
         )
-        count = None if has_workers else parse_count(node["requestGPU"])
-        return ContainerSetup(
-            "kubernetes", count != 0, count, None if has_shm else DEFAULT_SHM_BYTES
+        is_ray = "raySpec" in node
+        count = (
+            None
+            if get_nested(node, "raySpec", "enabled") is True
+            else parse_count(node["requestGPU"])
+        )
+        shm_bytes = None if has_shm or is_ray else DEFAULT_SHM_BYTES
+        return replace(
+            setup, has_gpus=count != 0, num_gpus=count, shm_bytes=shm_bytes, network="own"
         )
 
     def _read_environment(

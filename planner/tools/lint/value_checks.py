@@ -1,11 +1,10 @@
 """Check values of a command against `catalogs/flags/values.yaml`: what no engine could start with."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -32,11 +31,11 @@ class ValueBounds(VersionedEntry):
 
     def accepts(self, value: float | str) -> bool:
         """Return whether an engine takes the value."""
-        if value in self.also:
-            return True
-        if isinstance(value, str):
-            return False
-        return self.least <= value <= (self.most or value) and value % self.times == 0
+        return value in self.also or (
+            not isinstance(value, str)
+            and self.least <= value <= (self.most or value)
+            and value % self.times == 0
+        )
 
     def __str__(self) -> str:
         upper = f" to {self.most}" if self.most else " or more"
@@ -56,30 +55,25 @@ class ValueWords(SourcedEntry):
     unless: str = ""
 
 
-_Entry = TypeVar("_Entry", bound=SourcedEntry)
-
-
-def _load_entries(
-    model: type[_Entry], data: Mapping[str, Any], sections: Iterable[str], where: str
-) -> tuple[_Entry, ...]:
+@cache
+def load_value_bounds(engine: str) -> tuple[ValueBounds, ...]:
+    """Return the bounds for all engines and for `engine`."""
+    data = read_yaml(FLAGS_DIR / "values.yaml")
     return tuple(
-        validate_entry(model, entry, f"flags/values.yaml, {where}entry {n} of {section}")
-        for section in sections
+        validate_entry(ValueBounds, entry, f"flags/values.yaml, entry {n} of {section}")
+        for section in ("all", engine)
         for n, entry in enumerate(data.get(section, []), start=1)
     )
 
 
 @cache
-def load_value_bounds(engine: str) -> tuple[ValueBounds, ...]:
-    """Return the bounds for all engines and for `engine`."""
-    return _load_entries(ValueBounds, read_yaml(FLAGS_DIR / "values.yaml"), ("all", engine), "")
-
-
-@cache
 def load_value_words(engine: str) -> tuple[ValueWords, ...]:
     """Return the words that `engine` knows, by argument."""
-    data = read_yaml(FLAGS_DIR / "values.yaml")["words"]
-    return _load_entries(ValueWords, data, (engine,), "words, ")
+    data = read_yaml(FLAGS_DIR / "values.yaml")["words"].get(engine, [])
+    return tuple(
+        validate_entry(ValueWords, entry, f"flags/values.yaml, words, entry {n} of {engine}")
+        for n, entry in enumerate(data, start=1)
+    )
 
 
 def is_accepted_word(engine: str, argument: str, word: str, version: Version) -> bool:
