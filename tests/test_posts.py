@@ -779,26 +779,6 @@ def test_chunks_cannot_be_switched_off_in_the_first_releases_of_v1() -> None:
     assert lint(line, "0.20.2").verdict == "mend"
 
 
-def test_a_worker_of_a_ray_cluster_starts_no_server() -> None:
-    """As vllm-project/aibrix, samples/deepseek-r1: the head serves, the workers only join."""
-    limits = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
-    head, worker = (
-        {
-            "image": "vllm/vllm-openai:v0.20.2",
-            "command": ["bash", "-lc", "--"],
-            "args": [text],
-            **limits,
-        }
-        for text in (
-            "$KUBERAY_GEN_RAY_START_CMD; vllm serve Qwen/Qwen3-8B",
-            "$KUBERAY_GEN_RAY_START_CMD;",
-        )
-    )
-    spec = {"headGroupSpec": {"containers": [head]}, "workerGroupSpecs": [{"containers": [worker]}]}
-    report = lint(yaml.safe_dump({"kind": "RayClusterFleet", "spec": spec}))
-    assert len(report.commands) == 1 and not to_fix(report)
-
-
 def test_a_folder_that_is_filled_in_may_hold_a_known_model() -> None:
     report = lint("vllm serve $HOME/models/Qwen3-8B", gpu="H100")
     assert report.commands[0].plan and report.verdict == "ok"
@@ -836,26 +816,6 @@ def test_predict_lists_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert ".yaml" not in text
     missing = [name for name in INPUT_COLUMNS if name not in text]
     assert not missing
-
-
-def test_a_cluster_of_ray_has_more_gpus_than_a_container() -> None:
-    """As GoogleCloudPlatform/kubernetes-engine-samples, ai-ml/llm-multihost-gpus."""
-    script = (
-        "bash /vllm-workspace/examples/online_serving/multi-node-serving.sh leader;"
-        " python3 -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-405B"
-        " --tensor-parallel-size 8 --pipeline-parallel-size 2"
-    )
-    container = {
-        "name": "leader", "image": "vllm/vllm-openai:v0.8.5", "command": ["sh", "-c", script],
-        "resources": {"limits": {"nvidia.com/gpu": "8"}},
-    }  # fmt: skip
-    template = {"spec": {"hostIPC": True, "containers": [container]}}
-    for kind, found in (("LeaderWorkerSet", {}), ("Deployment", {})):
-        document = {"kind": kind, "spec": {"leaderTemplate": template}}
-        assert to_fix(lint(yaml.safe_dump(document))) == found
-    alone = {**container, "command": ["sh", "-c", script.partition(";")[2]]}
-    document = {"kind": "Deployment", "spec": {"hostIPC": True, "containers": [alone]}}
-    assert to_fix(lint(yaml.safe_dump(document))) == {"GPUs": "contradicts"}
 
 
 def test_the_operators_runtime_names_its_options_beside_its_model() -> None:

@@ -20,7 +20,6 @@ VARIABLES = (
     "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "DATABASE_URL", "SENTRY_DSN",
     "HTTP_PROXY", "MONGO_URI", "WEBHOOK", "UNHEARD_OF", "X", "MYSQL_ROOT_PASSWORD",
 )  # fmt: skip
-OPTIONS = ("--db-pass", "--pin", "--my-setting", "--api-key", "--hf-token", "--license")
 FORMS = (
     "https://hooks.slack.com/services/T0/B0/{}",
     "https://discord.com/api/webhooks/12345/{}",
@@ -44,100 +43,19 @@ def find_planted(*texts: str) -> list[str]:
     return [text[max(0, at - 40) : at + 20] for text in texts if (at := text.find(PLANTED)) >= 0]
 
 
-def write_compose(path: Path, salt: str) -> str:
-    secrets = [f"{PLANTED}{salt}{number:03}" for number in range(100)]
-    command = ["--model", "Qwen/Qwen3-8B", "--max-model-len", "4096"]
-    for option in OPTIONS:
-        command += [option, secrets.pop()]
-    command += [f"--other-setting={secrets.pop()}", "--served-model-name", f"hf_{secrets.pop()}"]
-    command += ["--hf-overrides", json.dumps({"password": secrets.pop()})]
-    environment = {name: secrets.pop() for name in VARIABLES}
-    # under a harmless name too
-    environment |= {
-        f"SGLANG_{number}": form.format(secrets.pop()) for number, form in enumerate(FORMS)
-    }
-    service = {
-        "image": "vllm/vllm-openai:v0.18.0",
-        "command": command,
-        "environment": {**environment, "NCCL_DEBUG": "INFO", "VLLM_LOGGING_LEVEL": "DEBUG"},
-    }
-    path.write_text(yaml.safe_dump({"services": {"llm": service}}))
-    return str(path)
+def test_what_is_harmless_is_shown() -> None:
+    line = "NCCL_DEBUG=INFO VLLM_LOGGING_LEVEL=DEBUG vllm serve Qwen/Qwen3-8B --swap-space 4"
+    (command,) = (one["command"] for one in lint(line, "0.18.0").to_json()["commands"])
+    assert command.startswith("NCCL_DEBUG=INFO VLLM_LOGGING_LEVEL=DEBUG vllm serve Qwen/Qwen3-8B")
 
 
-@pytest.mark.parametrize("gpu", [None, "H100"])
-def test_no_planted_secret_is_shown(gpu: str | None, tmp_path: Path) -> None:
-    report = lint(write_compose(tmp_path / "compose.yml", "a"), gpu=gpu, to="0.33.0")
-    (command,) = (one["command"] for one in report.to_json()["commands"])
-    assert find_planted(str(report), json.dumps(report.to_json())) == []
-    # what is harmless is shown
-    assert "NCCL_DEBUG=INFO" in command and "VLLM_LOGGING_LEVEL=DEBUG" in command
-
-
-def write_service(**fields: object) -> str:
-    service = {
-        "image": "vllm/vllm-openai:v0.18.0",
-        "command": ["--model", "Qwen/Qwen3-8B"],
-        **fields,
-    }
-    return yaml.safe_dump({"services": {"llm": service}})
-
-
-SERVED = "vllm serve Qwen/Qwen3-8B"
-PLACES = {
-    "unit": {
-        f"[Service]\nExecStart=/usr/bin/{SERVED} \u2014api-key @\n",
-        f"[Service]\nEnvironment=PIN=@\nExecStart=/usr/bin/{SERVED} --served-model-name $PIN\n",
-        f"[Service]\nExecStart=/usr/bin/{SERVED} --auth-user bob @\n",
-        f"[Service]\nExecStart=/usr/bin/env PIN=@ {SERVED} --nothing @\n",
-    },
-    "line": {
-        f"{SERVED} --auth @", f"{SERVED} --auth=@", f"{SERVED} @", "vllm serve @", "vllm serve --port 8000 @",
-        f"{SERVED} --dtype @", f"{SERVED} --max-model-len @", f"{SERVED} --trust-remote-code @ @",
-        f"{SERVED} --additional-config '{{\"license\": \"@\"}}'", f"{SERVED} --additional-config '{{\"a\": [\"@\"]}}'",
-        f"{SERVED} --additional-config '{{\"x\": @'", f"{SERVED} --additional-config.license @",
-        f"{SERVED} --speculative-config '{{\"key\": \"@\"}}'", f"{SERVED} --hf-overrides '{{\"a\": {{\"b\": \"@\"}}}}'",
-        f"{SERVED} --default-chat-template-kwargs '{{\"who\": \"@\"}}'", f"{SERVED} --api-key @ --swap-space 4",
-        f"PIN=@; {SERVED} --chat-template $PIN", f"PIN=@\n{SERVED} --served-model-name a-$PIN-b",
-        f"export A=@; {SERVED} --download-dir /x/$A", f"curl -H @ http://x && {SERVED} --max-num-seqs 8",
-        "docker run -e PIN=@ vllm/vllm-openai:v0.18.0 --model Qwen/Qwen3-8B",
-        "docker run --label @ vllm/vllm-openai:v0.18.0 --model Qwen/Qwen3-8B --seed @",
-        "docker run --gpus all bob:@@hub/vllm/vllm-openai:v0.18.0 --model Qwen/Qwen3-8B",
-        f"docker login -p @ hub && {SERVED} --max-num-seqs 8", f"bash -c '{SERVED} --pin @'", f"sh -c @ {SERVED} --pin",
-        f"{SERVED} --chat-template https://bob:@@host/x", f"{SERVED} \\\n --max-num-seqs 8\n --auth @",
-        f"HF_TOKEN=@ {SERVED} --enforce-eager", f"DB=@ {SERVED} --enforce-eager", f"'{SERVED} --auth @'",
-        f"srun --container-image=bob:@@hub/x {SERVED}", f"{SERVED} '--auth @'", f"{SERVED} '#@'",
-        f"{SERVED} --tensor-parallel-size $(cat @)", f"{SERVED} --max-model-len ${{LEN:-@}}",
-        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --auth @", f"sudo -p @ {SERVED} --max-num-seqs 8",
-        f"VLLM_API_KEY=@ VLLM_NO_SUCH=@ {SERVED}", f"{SERVED} --seed=@",
-    },
-    "yaml": {
-        write_service(environment={"DB_PASSWORD": "@"}), write_service(environment={"X": "@"}),
-        write_service(healthcheck={"test": ["CMD", "curl", "-u", "bob:@", "http://127.0.0.1:9000"]}),
-        write_service(healthcheck={"test": "curl -H 'X-Key: @' http://127.0.0.1:9000"}),
-        write_service(labels={"x": "@"}), write_service(entrypoint=["/run.sh", "@"]),
-        write_service(entrypoint="sh -c @"),
-        write_service(command=["--model", "Qwen/Qwen3-8B", "--auth-user", "bob", "@"]),
-        write_service(command="--model Qwen/Qwen3-8B --api-key @"),
-        write_service(image="bob:@@hub/vllm-openai:v0.18.0"),
-        write_service(environment=["X"]).replace("- X", "- X: !@ x"),
-        write_service(labels=["X"]).replace("- X", "- &@"),
-        write_service(labels=["X"]).replace("- X", "- *@"), write_service(labels=["X"]).replace("- X", "- X: [@"),
-        yaml.safe_dump({"kind": "Secret", "stringData": {"x": "@"}}) + "---\n" + write_service(user="@"),
-        yaml.safe_dump({"vllm": {"extraArgs": {"auth": {"user": "@"}}}}),
-        yaml.safe_dump({"vllmConfig": {"maxModelLen": 8192, "gpuMemoryUtilization": 0.9, "licenseText": "@"}}),
-        yaml.safe_dump({"vllmConfig": {"maxModelLen": 8192, "gpuMemoryUtilization": 0.9, "license-text": "@"}}),
-        yaml.safe_dump({"engine": "vllm", "modelRef": "m", "vllmConfig": {"maxModelLen": "@", "dtype": "@"}}),
-        "services: {llm: {image: 'vllm/vllm-openai:v0.18.0', command: '--model Qwen/Qwen3-8B', @",
-    },
-    "json": {
-        json.dumps({"image": "vllm/vllm-openai:v0.18.0", "args": ["--auth", "@"], "env": {"X": "@"}}), '{"args": "@',
-    },
-}  # fmt: skip
+PLACES = yaml.safe_load(
+    (Path(__file__).parent / "data" / "planted.yaml").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [(kind, text) for kind, texts in PLACES.items() for text in sorted(texts)]
+    ("kind", "text"), [(kind, text) for kind, texts in PLACES.items() for text in texts]
 )
 def test_text_that_was_not_understood_is_never_shown(
     kind: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -320,7 +320,6 @@ def test_a_draft_has_the_vocabulary_of_its_target(
 
 @pytest.mark.parametrize("length", ["auto", "-1"])
 def test_a_length_that_is_left_open_is_the_one_that_fits(length: str) -> None:
-    """One million tokens of this model want 185 GiB of KV cache, and an L40S has 44."""
     line = f"vllm serve Qwen/Qwen2.5-14B-Instruct-1M --max-model-len {length}"
     (one,) = lint(line, "0.20.2", gpu="L40S").commands
     assert one.plan and one.plan.memory.can_start
@@ -334,7 +333,6 @@ def test_a_layout_that_the_shell_computes_is_not_judged() -> None:
 
 
 def test_below_compute_capability_8_vllm_0_8_is_judged_as_its_old_engine() -> None:
-    """vLLM 0.8.5 engine/arg_utils.py: V1 wants compute capability 8.0; V0 chunks no prefill by itself."""
     line = (
         "vllm serve Qwen/Qwen2.5-7B-Instruct --dtype half --enable-chunked-prefill --swap-space 4"
     )

@@ -334,7 +334,6 @@ def test_long_answers_weigh_more_in_the_decode_context() -> None:
 
 
 def test_tokens_in_the_other_order_equal_columns_and_an_array(tmp_path: Path) -> None:
-    """As OpenRouter's export has them, and as a log of two clocks that agree."""
     rows = [(f"2026-08-01T10:00:{k:02}.1", 100 + k, 10 + k) for k in range(0, 15, 5)]
     text = "created_at,started_at,tokens_prompt,tokens_completion\n"
     (tmp_path / "t.csv").write_text(text + "".join(f"{t},{t},{p},{o}\n" for t, p, o in rows))

@@ -15,9 +15,6 @@ class ArgumentNames(SourcedEntry):
     cache: dict[str, str] = Field(default_factory=dict)
     methods: dict[str, str] = Field(default_factory=dict)
     drafting: dict[str, str] = Field(default_factory=dict)
-    implies: dict[str, dict[str, bool | str]] = Field(default_factory=dict)
-    lora: dict[str, int] = Field(default_factory=dict)
-    lora_when: tuple[str, ...] = ()
     words: dict[str, str] = Field(default_factory=dict)
 
     @property

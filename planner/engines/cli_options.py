@@ -13,7 +13,6 @@ from typing import Any, Literal
 from planner.core.catalog import CATALOG_DIR, SourcedEntry, load_catalog
 from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.readers import parse_json, read_csv_lines
-from planner.core.redaction import quote_value
 from planner.core.units import MIB
 from planner.core.versions import Version, is_nightly
 
@@ -89,9 +88,6 @@ class ParsedOption:
     option: CliOption | None = None
     value: Any = None
     error: str = ""
-
-    def __str__(self) -> str:
-        return " ".join((self.written, *self.words))
 
 
 @dataclass(frozen=True)
@@ -248,7 +244,7 @@ def _parse_option_value(
     if option.kind == "nothing":
         return (
             not negated,
-            f"takes no value, got {quote_value(words[0])}" if has_equals_sign else "",
+            "takes no value" if has_equals_sign else "",
         )
     if not words and option.count in ("", "+"):
         return None, f"needs {_describe_expected_value(option)}"
@@ -259,9 +255,9 @@ def _parse_option_value(
         try:
             values.append(_convert_word(option.kind, word))
         except ValueError:
-            return None, f"takes {_describe_expected_value(option)}, got {quote_value(word)}"
+            return None, f"takes {_describe_expected_value(option)}"
         if option.choices and word not in option.choices and not is_unresolved(word):
-            return None, f"takes {_describe_expected_value(option)}, got {quote_value(word)}"
+            return None, f"takes {_describe_expected_value(option)}"
     return (values if option.count in ("+", "*") else values[0] if values else None), ""
 
 
@@ -437,11 +433,11 @@ def get_cli_options(engine: str, version: str | Version) -> CliOptions:
         nearest, is_listed = lists.versions[-1], False
     else:
         release = Version.parse(str(version))
-        any_patch = str(version).count(".") == 1
         earlier = (
             listed
             for listed in lists.versions
-            if listed <= release or (any_patch and listed.series == release.series)
+            if listed <= release
+            or (str(version).count(".") == 1 and listed.series == release.series)
         )
         nearest = max(earlier, default=lists.versions[0])
         is_listed = nearest == release

@@ -170,27 +170,6 @@ class Deployment:
         )
 
 
-def explain_foreign_draft(
-    model: Model, speculation: SpeculationConfig | None, engine: Engine
-) -> str | None:
-    """Explain why a draft model cannot draft for a model; None if it may.
-
-    vLLM config/speculative.py, verify_equal_vocab_size_if_draft_model: 0.20.2 and 0.33.0, where
-    use_heterogeneous_vocab, since 0.26, is excepted.
-    """
-    if engine.name != "vllm" or speculation is None or speculation.draft is None:
-        return None
-    drafted, own = speculation.draft.architecture.vocab, model.architecture.vocab
-    may_differ = speculation.any_vocabulary and engine.release >= Version(0, 26)
-    if drafted == own or may_differ:
-        return None
-    also = ", or use_heterogeneous_vocab" if engine.release >= Version(0, 26) else ""
-    return (
-        f"the draft {speculation.draft.name} has a vocabulary of {drafted:,} and {model.name} one of"
-        f" {own:,}: {engine} refuses that; accepted is a draft of the same vocabulary{also}"
-    )
-
-
 def deploy_on(
     model: str | Model, gpu: str | Gpu, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1,
     dcp: int = 1,
@@ -214,8 +193,17 @@ def deploy_on(
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
     if gpu.slice_of and layout.gpus_per_replica > 1:
         raise PlannerError(f"{gpu.name} is a slice of a GPU: no replica can span several slices")
-    if reason := explain_foreign_draft(model, speculation, engine):
-        raise PlannerError(reason)
+    # vLLM config/speculative.py of 0.20.2 and 0.33.0: verify_equal_vocab_size_if_draft_model
+    if (
+        engine.name == "vllm" and speculation and (draft := speculation.draft)
+        and draft.architecture.vocab != model.architecture.vocab
+        and not (speculation.any_vocabulary and engine.release >= Version(0, 26))
+    ):  # fmt: skip
+        raise PlannerError(
+            f"the draft {draft.name} has a vocabulary of {draft.architecture.vocab:,} and {model.name} one"
+            f" of {model.architecture.vocab:,}: {engine} refuses that; accepted is a draft of the same"
+            f" vocabulary{', or use_heterogeneous_vocab' * (engine.release >= Version(0, 26))}"
+        )
     args = resolve_engine_args(engine_args, engine, gpu, model, layout, speculation)
     link = gpus.resolve_link_bandwidth(gpu, interconnect) if interconnect else gpu.link_bandwidth
     return Deployment(

@@ -135,14 +135,14 @@ def load_model(
         model = replace(model, local_name=local_name or "model")
     elif str(source).endswith(".json"):
         raise PlannerError(f"model {str(source)!r:.300}: there is no such file")
-    elif re.search("://[^/]*@", str(source)):
+    elif (
+        not str(source).isprintable()
+        or len(str(source)) > 200
+        or re.search("://[^/]*@", str(source))
+    ):
         raise PlannerError(
-            f"model {str(source)!r:.300} is an address with a login; expected its name on the Hub, or a path"
-        )
-    elif not str(source).isprintable() or len(str(source)) > 200:
-        raise PlannerError(
-            f"model {str(source)!r:.80} is longer than 200 letters, or has one that cannot be"
-            " printed; no name is so"
+            f"model {str(source)!r:.80} is longer than 200 letters, has one that cannot be printed, or a"
+            " login; no name is so"
         )
     else:
         model = _look_up_model(str(source))

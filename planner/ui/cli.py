@@ -5,17 +5,15 @@ import errno
 import gc
 import io
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
 
 from planner import __version__
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import get_report_date
-from planner.core.redaction import MASK
+from planner.core.redaction import redact_refusal
 from planner.core.text import get_program_name
 from planner.ui.commands import data, diagnostics, plans, tables
 from planner.ui.commands.options import print_message
@@ -79,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = build_parser()
         options, rest = parser.parse_known_args(arguments)
         if rest and not options.takes_rest(options):
-            names = (one.partition("=")[0] if one.startswith("-") else MASK for one in rest)
+            names = (one.partition("=")[0] if one.startswith("-") else "..." for one in rest)
             parser.error(f"unrecognized arguments: {' '.join(names)[:300]}")
         options.rest = rest
         # a search makes many small objects and few cycles; the default costs a tenth of its time
@@ -93,10 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_stdout()
         return 0
     except argparse.ArgumentError as error:  # commands that exist have parsers of their own
-        name = (sys.argv[1:] if arguments is None else arguments)[0]
-        instead = REPLACEMENTS.get(name)
-        message = f"there is no command {name}: use {instead}" if instead else str(error)
-        print_message(_QUOTED_VALUE.sub(rf"\1 '{MASK}'", message))
+        instead = REPLACEMENTS.get(name := (sys.argv[1:] if arguments is None else arguments)[0])
+        print_message(
+            f"there is no command {name}: use {instead}" if instead else redact_refusal(error)
+        )
         return 2
     except PlannerError as error:
         for problem in error.problems:
@@ -132,21 +130,10 @@ def _discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_QUOTED_VALUE = re.compile(r"(value:|choice:|got) (?:'[^']*'|\"[^\"]*\")")
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors do not repeat what was typed."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and exit with 2."""
-        super().error(_QUOTED_VALUE.sub(rf"\1 '{MASK}'", message))
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, which stores each one's function as `run`."""
     name = get_program_name()
-    parser: argparse.ArgumentParser = _Parser(
+    parser = argparse.ArgumentParser(
         prog=name,
         usage=f"{name} [-h] [--version] COMMAND ...",
         description="Capacity planning for LLM serving.",

@@ -253,8 +253,7 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
         key=lambda header: len(header[0]),
     )
     reader = csv.reader(file, delimiter=separator)
-    next(reader, None)
-    rows = [(reader.line_num, row) for row in islice(reader, MAX_TRACE_REQUESTS + 1)]
+    rows = [(reader.line_num, row) for row in islice(reader, 1, MAX_TRACE_REQUESTS + 2)]
     # two columns of the same values are one
     places = [k for k, name in enumerate(names) if not any(
         all(row[k : k + 1] == row[before : before + 1] for _, row in rows)
@@ -267,17 +266,15 @@ def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
             f" column timestamp_ms or timestamp_s instead of {fields[0]}"
         )
     pick, missing = itemgetter(*(names.index(name) for name in fields)), [""] * len(names)
-    cells: list[tuple[str, ...]] = []
-    lines: list[int] = []
-    for line, row in rows:
-        cells.append(pick(row if len(row) >= len(names) else row + missing))
-        lines.append(line)
+    cells: list[tuple[str, ...]] = [
+        pick(row if len(row) >= len(names) else row + missing) for _, row in rows
+    ]
     _check_trace_size(path, len(cells))
     while cells and not any(cells[-1]):
         cells.pop()
     if separator == ";":  # then the comma is the decimal point
         cells = [tuple(cell.replace(",", ".") for cell in row) for row in cells]
-    return _build_trace(path, fields, cells, lines, 1.0)
+    return _build_trace(path, fields, cells, [line for line, _ in rows], 1.0)
 
 
 def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
@@ -287,11 +284,12 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
     lines: list[int] = []
     hashes: list[object] = []
     num_blocks = 0
-    is_array = head.startswith("[")
-    whole = parse_json(file.read(), path.name) if is_array else []
-    for number, line in enumerate(map(json.dumps, whole) if is_array else iter(lambda: file.readline(MIB), ""), 1):
-        if not line.strip():
-            continue
+    listed = (
+        map(json.dumps, parse_json(file.read(), path.name))
+        if head.startswith("[")
+        else iter(lambda: file.readline(MIB), "")
+    )
+    for number, line in filter(lambda one: one[1].strip(), enumerate(listed, 1)):
         where = f"{path.name}, line {number}"
         try:
             request = parse_json(line, where)
@@ -301,12 +299,10 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
             fields = fields or _match_columns(list(request), where)
         if not isinstance(request, dict) or any(name not in request for name in fields):
             raise PlannerError(f"{where}: needs the fields {', '.join(fields)}")
-        values = [
+        kept = (
             value if type(value := request[name]) in (int, float, str) else None for name in fields
-        ]
-        cells.append(
-            [None if isinstance(value, int) and abs(value) > 2**63 else value for value in values]
         )
+        cells.append([None if isinstance(v, int) and abs(v) > 2**63 else v for v in kept])
         lines.append(number)
         hashes.append(ids := request.get("hash_ids") or ())
         num_blocks += len(ids) if isinstance(ids, list) else 0
@@ -318,9 +314,10 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
                 f"{where}, field hash_ids: expected whole numbers below 2^63, got {ids!r:.60}"
             )
     mooncake = fields == MOONCAKE_FIELDS and not any(isinstance(ids, dict) for ids in hashes)
-    block_ids = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
-    hash_ids = block_ids if mooncake and any(block_ids) else None
-    return _build_trace(path, fields, cells, lines, 1e-3 if mooncake else 1.0, hash_ids)
+    block_ids = tuple(tuple(ids) if mooncake and isinstance(ids, list) else () for ids in hashes)
+    return _build_trace(
+        path, fields, cells, lines, 1e-3 if mooncake else 1.0, block_ids if any(block_ids) else None
+    )
 
 
 def _find_agent_records(path: Path, head: str, file: TextIO) -> list[tuple[int, Any]]:
@@ -404,7 +401,9 @@ def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
 def _find_quantity(name: str) -> str | None:
     """Find the quantity that a field's name says; None for another."""
     normal = _normalize_field_name(name)
-    return next((q for q, pattern in _FIELD_NAME_PATTERNS.items() if pattern.fullmatch(normal)), None)
+    return next(
+        (q for q, pattern in _FIELD_NAME_PATTERNS.items() if pattern.fullmatch(normal)), None
+    )
 
 
 def _normalize_field_name(name: str) -> str:

@@ -26,6 +26,7 @@ from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.container_setup import MAX_GPUS_OF_A_BOX
+from planner.tools.lint.forms import load_forms
 from planner.tools.lint.option_checks import CheckedCommand, find_engine_version
 from planner.tools.lint.unmodelled import explain_unmodelled_server
 
@@ -163,12 +164,12 @@ def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         del args["dtype"]
     if "limit_mm_per_prompt" in args:
         args["limit_mm_per_prompt"] = format_media_limits(args["limit_mm_per_prompt"])
-    names = load_argument_names(engine)
+    names = load_forms()
     for switch, implied in names.implies.items():
         args |= implied if values.get(switch) else {}
-    for switch in [*filter(values.get, names.lora_when)][:1]:
+    for switch in [*filter(values.get, names.lora_when[engine])][:1]:
         holder = values[switch] if isinstance(values[switch], Mapping) else values
-        texts = [(str(holder.get(name)), default) for name, default in names.lora.items()]
+        texts = [(str(holder.get(name)), default) for name, default in names.lora[engine].items()]
         sizes = [int(text[:19]) if text.isdecimal() else default for text, default in texts]
         args |= dict(zip(("max_loras", "max_lora_rank", "max_cpu_loras"), sizes, strict=True))
     args |= _read_sglang_args(values, args) if engine == "sglang" else {}

@@ -21,6 +21,9 @@ class Forms(SourcedEntry):
     gpu_keys: tuple[str, ...]
     gpu_counts: tuple[str, ...]
     json_keys: tuple[str, ...]
+    implies: dict[str, dict[str, bool | str]]
+    lora: dict[str, dict[str, int]]
+    lora_when: dict[str, tuple[str, ...]]
     own_keys: tuple[str, ...]
 
 

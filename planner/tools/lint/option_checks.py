@@ -373,7 +373,13 @@ def find_redundant_defaults(
             is_partly = fact == "prefix_caching" and not facts.facts.prefix_caching_hybrid
             but = ", but for models with recurrent layers" * bool(is_partly and option.value)
             why = f"the default of {engine} {version}{but}"
-            yield LintFinding("flag", option.option.name, str(option), "useless", why)
+            yield LintFinding(
+                "flag",
+                option.option.name,
+                " ".join((option.written, *option.words)),
+                "useless",
+                why,
+            )
 
 
 def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:

@@ -54,14 +54,10 @@ def run_explain_log(options: argparse.Namespace) -> int:
     if options.json:
         print(format_json(explanation.to_json()))
         return failed
-    print(redact_text(str(explanation)))
-    if explanation.scenario_line:
-        print(
-            "\nTo plan with what this log says, add to the scenario"
-            f" (GiB):\n{explanation.scenario_line}"
-        )
-    if explanation.suggestions:
-        print(redact_text(f"\n{explanation.suggestions}"))
+    line, suggestions = explanation.scenario_line, explanation.suggestions
+    head = "\nTo plan with what this log says, add to the scenario (GiB):\n"
+    parts = [str(explanation), f"{head}{line}" * bool(line), f"\n{suggestions}" * bool(suggestions)]
+    print(redact_text("\n".join(filter(None, parts))))
     return failed
 
 

@@ -82,7 +82,7 @@ def make_command(
     """
 
     def add_command(commands: "Subparsers") -> None:
-        parser = commands.add_parser(name, **settings)
+        parser = commands.add_parser(name, exit_on_error=False, **settings)
         for names, each in arguments:
             parser.add_argument(*names, **each)
         for title, text in (notes or {}).items():
