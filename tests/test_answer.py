@@ -14,14 +14,12 @@ from shipped import answer_of, plan_of, plan_once, sampled, small_plan
 from planner.answers import Answer, build_answer, serialize_answer
 from planner.core.intervals import Interval
 from planner.core.number_format import format_probability, format_usd
-from planner.hardware.prices import look_up_gpu_price
-from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.scenario import load_scenario
-from planner.planning.search import Plan
+from planner.planning.search import GAMBLE_PROBABILITY, Plan
 from planner.ui import plan_tables as tables
 from planner.ui.decision_memo import build_memo
 from planner.ui.plan_panel import build_page
-from planner.ui.plan_text import format_answer
+from planner.ui.plan_text import format_answer, tell_measure_first
 
 POOLS = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",
@@ -124,7 +122,7 @@ def show_everywhere(answer: Answer) -> dict[str, str]:
         *tables.build_alternatives_table(answer).astype(str).to_numpy().ravel(),
         *tables.build_relaxation_table(answer).astype(str).to_numpy().ravel(),
         tables.explain_choice(answer),
-        tables.describe_confidence(answer),
+        tell_measure_first(answer),
         tables.summarize_plan(answer),
     ]
     return {
@@ -174,7 +172,7 @@ def test_every_probability_is_a_field(answer: Answer) -> None:
     figures = {
         value for path, value in walk(answer) if "probability" in path or "confidence" in path
     }
-    figures |= {value for path, value in walk(answer) if "choice" in path}
+    figures.add(GAMBLE_PROBABILITY)  # that a plan at risk has at least
     known = {format_probability(p, c) for p in figures for c in (None, answer.scenario.confidence)}
     known |= {format_probability(1 - p) for p in figures}
     known |= {
@@ -235,9 +233,7 @@ def test_one_deployment_is_one_offer(answer: Answer) -> None:
     """The same deployment has the same figures wherever it appears, alone or beside others."""
     told: dict[str, set[tuple[float, float | None]]] = {}
     places = [*answer.options.values(), *answer.candidates, answer.runner_up, answer.binding.offer]
-    if answer.choice:
-        places += [offer for offer, _ in answer.choice.instead]
-        places += [benchmark.offer for benchmark in answer.choice.benchmarks]
+    places += [answer.measure_first.offer] if answer.measure_first else []
     for offer in places:
         if offer and offer.is_simulated:
             key = repr((offer.deployment, offer.pools))
@@ -259,35 +255,6 @@ def test_a_wrong_figure_on_a_surface_is_noticed() -> None:
     )  # fmt: skip
 
 
-def test_a_benchmark_costs_a_day_of_one_replica_of_an_option_that_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As many GPUs as one replica has, at the price of a GPU-hour, for 24 hours."""
-    plan = small_plan({"workload.rate": 18, "gpus.0.at_most": 8})
-    chosen, found = plan.chosen, estimate_choice_confidence(plan)
-    assert chosen and found
-    other = next(
-        each
-        for each in plan.candidates
-        if each.deployment.layout.replicas > 1 and each.placement_key != chosen.placement_key
-    )
-    measured = replace(found, benchmark_values=((other, 0.4),))
-    monkeypatch.setattr("planner.answers.build.estimate_choice_confidence", lambda _: measured)
-    answer = build_answer(plan, ["choice"])
-    memo, layout = build_memo(answer), other.deployment.layout
-    price = look_up_gpu_price(other.deployment.gpu, plan.scenario.prices)
-    assert (
-        price
-        and answer.benchmark
-        and answer.benchmark.offer.replica_usd_per_day
-        == pytest.approx(24 * price.median_usd * layout.gpus_per_replica)
-    )
-    named = re.search(r"one replica of ([A-Z]) \((\d+) \S+ \S+\) for a day", memo.next_step)
-    assert named and int(named[2]) == layout.gpus_per_replica
-    option = next(each for each in memo.options if each.title.startswith(named[1]))
-    assert option.name.startswith(f"{other.prediction.num_gpus_billed} ")
-
-
 def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:
     """One watt is too little for any GPU: no surface says that every target is met."""
     plan = small_plan({"power_at_most": 1, "gpus.0.at_most": 1, "workload.rate": 1})
@@ -300,8 +267,6 @@ def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:
 
 def test_an_answer_that_is_added_to_keeps_its_offers() -> None:
     plan = small_plan()
-    first = build_answer(plan, ["choice"])
+    first = build_answer(plan, ["surge"])
     more = build_answer(plan, ["alternatives", "growth"], known=first)
-    assert more.choice is first.choice and more.chosen is first.chosen and more.growth
-    own = tables.build_choice_table(more)["its benchmark changes the choice"]
-    assert list(own) == list(tables.build_choice_table(first)["its benchmark changes the choice"])
+    assert more.surge is first.surge and more.chosen is first.chosen and more.growth

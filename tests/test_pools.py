@@ -348,8 +348,7 @@ def test_plan_json_has_both_pools_and_their_sum() -> None:
     # 2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes a token over 50 GB/s (400 Gbit/s)
     assert pools["kv_transfer_ms_mean"] == pytest.approx(6000 * 131072 / 50e9 * 1e3, rel=1e-3)
     own_files = list_artifact_files(plan.chosen.prediction, plan.scenario.output_kinds)  # type: ignore[union-attr]
-    first = found["confidence"]["measure_first"]["files"]  # of the plan: nothing cheaper is likely
-    assert first and set(first) <= set(own_files) and sorted(found["files"]) == sorted(own_files)
+    assert sorted(found["files"]) == sorted(own_files)
     said = format_answer(answer_of(plan), detailed=True)
     alone = plan.without_disaggregation.chosen.deployment.layout.num_gpus  # type: ignore[union-attr]
     assert "Prefill" in said and "Decode" in said and f"without pools: {alone} x H100-SXM" in said

@@ -37,7 +37,7 @@ Part = Literal[
     "surge",
     "unlisted",
     "growth",
-    "choice",
+    "measure_first",
     "engines",
     "alternatives",
     "ways_out",
@@ -47,7 +47,7 @@ Part = Literal[
     "ramp",
 ]
 """A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "choice", "engines", "ways_out")
+SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "measure_first", "engines", "ways_out")
 """What the first lines say."""
 MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
@@ -319,43 +319,12 @@ class OtherOption:
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """A benchmark of one replica, and in which share of draws its result changes the choice."""
+class MeasureFirst:
+    """A cheaper deployment that a benchmark of one replica may prove enough."""
 
     offer: Offer
-    changes_choice: float
-    is_own: bool  # of the plan itself
-    files: tuple[str, ...]
-
-    @property
-    def scripts(self) -> tuple[str, ...]:
-        """The scripts that run it, in their order."""
-        return tuple(name for name in self.files if name.endswith(".sh"))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How sure the choice itself is, where step costs are drawn from their intervals."""
-
-    num_draws: int
-    p_unchanged: float
-    p_equal_cost: float
-    p_costlier: float
-    p_cheaper: float
-    p_infeasible: float
-    instead: tuple[tuple[Offer, float], ...]  # most often first
-    likeliest_cheaper: Offer | None
-    benchmarks: tuple[Benchmark, ...]  # the first is the one to run
-
-    @property
-    def benchmark(self) -> Benchmark | None:
-        """What to measure first; None where no result would change anything."""
-        return next(iter(self.benchmarks), None)
-
-    @property
-    def is_cheaper_likely(self) -> bool:
-        """Whether something that costs less would do in most draws."""
-        return self.p_cheaper > 0.5
+    saved_usd: float  # a month
+    files: tuple[str, ...]  # that run it
 
 
 @dataclass(frozen=True)
@@ -477,7 +446,7 @@ class Answer:
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
     middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds
     growth: GrowthLimit | None = None
-    choice: Choice | None = None
+    measure_first: MeasureFirst | None = None
     engines: tuple[Alternative, ...] | None = None  # those of other engines
     alternatives: tuple[Alternative, ...] | None = None
     ways_out: WaysOut | None = None
@@ -498,9 +467,10 @@ class Answer:
         return self.best.performance if self.best else None
 
     @property
-    def benchmark(self) -> Benchmark | None:
-        """What to measure first; None where no result would change anything, or nobody asked."""
-        return self.choice.benchmark if self.choice else None
+    def scripts(self) -> tuple[str, ...]:
+        """The scripts that start and benchmark what is to be measured: a cheaper deployment, else the plan."""
+        names = (self.measure_first.files if self.measure_first else ()) or self.files
+        return tuple(name for name in names if name.endswith(".sh"))
 
     @property
     def is_estimate(self) -> bool:

@@ -11,15 +11,14 @@ from planner.answers.answer import (
     Alternative,
     Answer,
     Basis,
-    Benchmark,
     Bill,
     Binding,
     Carbon,
     Change,
-    Choice,
     CostCurve,
     LatencyCurve,
     Limit,
+    MeasureFirst,
     NearestRun,
     Offer,
     Outside,
@@ -65,7 +64,6 @@ from planner.planning.alternatives import (
 )
 from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, price_tokens
 from planner.planning.candidate import Candidate, describe_formats
-from planner.planning.confidence import NUM_DRAWS, estimate_choice_confidence
 from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
 from planner.planning.evaluation import (
@@ -92,7 +90,12 @@ from planner.planning.slo import (
     get_range_at,
 )
 from planner.planning.tolerance import simulate_candidate
-from planner.planning.what_if import WhatIf, find_unlisted_format, find_unlisted_gpu
+from planner.planning.what_if import (
+    WhatIf,
+    find_measure_first,
+    find_unlisted_format,
+    find_unlisted_gpu,
+)
 
 MAX_CANDIDATES = 12
 """Candidates that an answer tells."""
@@ -500,7 +503,7 @@ class _Builder:
             "surge": lambda _: judge_surge(self.plan),
             "unlisted": lambda _: tuple(self._find_unlisted()),
             "growth": lambda _: find_growth_limit(self.plan),
-            "choice": lambda _: self._build_choice(),
+            "measure_first": self._build_measure_first,
             "alternatives": self._build_alternatives,
             "engines": self._select_engines,
             "ways_out": lambda answer: find_ways_out(self.plan, answer, self.offer),
@@ -546,26 +549,12 @@ class _Builder:
         ]
         return min(between, key=lambda each: (-each.probability, *each.rank_key), default=None)
 
-    def _build_choice(self) -> Choice | None:
-        confidence = estimate_choice_confidence(self.plan)
-        if confidence is None:
+    def _build_measure_first(self, answer: Answer) -> MeasureFirst | None:
+        offer, chosen = self.offer(find_measure_first(self.plan)), answer.chosen
+        if offer is None or chosen is None or offer.bill is None or chosen.bill is None:
             return None
-        benchmarks = list[Benchmark]()
-        for candidate, changes in confidence.benchmark_values:
-            offer, is_own = self._get(candidate), candidate is self.plan.chosen
-            files = () if benchmarks else tuple(list_benchmark_files(self.plan))
-            benchmarks.append(Benchmark(offer, changes, is_own, files))
-        return Choice(
-            num_draws=NUM_DRAWS,
-            p_unchanged=confidence.p_unchanged,
-            p_equal_cost=confidence.p_equal_cost,
-            p_costlier=confidence.p_costlier,
-            p_cheaper=confidence.p_cheaper,
-            p_infeasible=confidence.p_infeasible,
-            instead=tuple((self._get(each), share) for each, share in confidence.alternatives),
-            likeliest_cheaper=self.offer(confidence.likeliest_cheaper),
-            benchmarks=tuple(benchmarks),
-        )
+        files = list_benchmark_files(offer.prediction, self.scenario.output_kinds)
+        return MeasureFirst(offer, chosen.bill - offer.bill, files)
 
     def _build_alternatives(self, answer: Answer) -> tuple[Alternative, ...]:
         """Build every alternative; the engines, which come last, may be known."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from planner.answers.answer import FILE_PARTS, Answer, Bill, Choice, Limit, Offer
+from planner.answers.answer import FILE_PARTS, Answer, Bill, Limit, Offer
 from planner.answers.build import build_answer
 from planner.answers.wording import describe_nearest_run, explain_alternative, explain_stages
 from planner.core.intervals import Interval
@@ -55,8 +55,7 @@ def serialize_answer(answer: Answer) -> Fields:
     """
     best, chosen, scenario = answer.best, answer.chosen, answer.scenario
     launches = chosen.launches if chosen else ()
-    benchmark = answer.benchmark
-    measured = benchmark.files if benchmark and not benchmark.is_own else ()
+    first = answer.measure_first
     kind, figure = answer.open_figure or ("", 0.0)
     api, growth = answer.api, answer.growth
     return {
@@ -84,7 +83,13 @@ def serialize_answer(answer: Answer) -> Fields:
             "growth": growth.growth,
             "probability": growth.confidence,
         },
-        "confidence": answer.choice and _serialize_choice(answer.choice),
+        "measure_first": first
+        and {
+            **_serialize_option(first.offer),
+            "saves_usd_per_month": first.saved_usd,
+            "benchmark_usd": first.offer.replica_usd_per_day,
+            "files": list(first.files),
+        },
         "rejected": dict(Counter(rejection.bottleneck for rejection in answer.rejected)),
         "day": answer.day and answer.billing and _serialize_day(answer.day, answer.billing),
         "max_load": {kind: getattr(scenario.workload, kind)}
@@ -119,7 +124,7 @@ def serialize_answer(answer: Answer) -> Fields:
         if len(launches) > 1
         else None,
         "question": dict(scenario.fields),
-        "files": [*answer.files, *measured],
+        "files": [*answer.files, *(first.files if first else ())],
     }
 
 
@@ -154,35 +159,6 @@ def _serialize_option(offer: Offer) -> Fields:
 
 def _serialize_bill(bill: Bill) -> Fields:
     return {"basis": bill.basis, "usd": bill.usd, "usd_per_mtok": bill.usd_per_mtok}
-
-
-def _serialize_choice(choice: Choice) -> Fields:
-    """Return how sure the choice is, and the benchmark to run first."""
-    benchmark = choice.benchmark
-    return {
-        "draws": choice.num_draws,
-        "stays": choice.p_unchanged,
-        "cheaper": choice.p_cheaper,
-        "alike": choice.p_equal_cost,
-        "dearer": choice.p_costlier,
-        "broken": choice.p_infeasible,
-        "instead": [
-            {
-                "deployment": offer.description,
-                "usd_per_hour": offer.median_usd_per_hour,
-                "share": share,
-            }
-            for offer, share in choice.instead
-        ],
-        "measure_first": benchmark
-        and {
-            "deployment": benchmark.offer.description,
-            "changes_the_choice": benchmark.changes_choice,
-            "usd_per_day": benchmark.offer.replica_usd_per_day,
-            "commands": [launch.command for launch in benchmark.offer.launches],
-            "files": list(benchmark.files),
-        },
-    }
 
 
 def _serialize_engine_args(args: EngineArgs) -> Fields:

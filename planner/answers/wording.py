@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from planner.answers.answer import (
     Alternative,
     Answer,
-    Choice,
     Limit,
     Offer,
     Risk,
@@ -22,7 +21,6 @@ from planner.core.number_format import (
     format_number,
     format_probability,
     format_seconds,
-    format_shares,
 )
 from planner.core.text import capitalize, format_count
 from planner.planning.alternatives import RankReason
@@ -48,8 +46,6 @@ VERDICT_STATES: Mapping[str, LimitStatus] = {
 }  # fmt: skip
 BASIS_LABELS: Mapping[str, str] = {name: basis["says"] for name, basis in BASIS_PHRASES.items()}
 """What the step costs are based on, by `Offer.basis`."""
-BUDGET_RULE = "until then budget this one, sized for the odds asked"
-"""How a plan that is as likely as asked goes with a cheaper one that probably does."""
 RANK_REASONS: Mapping[RankReason, str] = {
     "day": "over the day this plan costs less",
     "memory": "it needs gpu_memory_utilization above the engine's default",
@@ -313,30 +309,6 @@ def describe_nearest_run(offer: Offer) -> str:
     if run is None or (offer.basis == "measured" and not run.has_same_gpu):
         return ""
     return f"{run.text}: {format_latency(run.tpot_s)} per token" if run.tpot_s else run.text
-
-
-def describe_draws(choice: Choice) -> str:
-    """Describe what exact step costs would choose: "this plan 97%, a cheaper one 3%"."""
-    shares = {
-        "this plan": choice.p_unchanged,
-        "another at its price": choice.p_equal_cost,
-        "a more expensive one": choice.p_costlier,
-        "a cheaper one": choice.p_cheaper,
-    }
-    texts = zip(shares, format_shares(list(shares.values())), strict=True)
-    text = ", ".join(f"{what} {share}" for what, share in texts if share != "0%")
-    unlikely = "; no single cheaper plan is likely enough to meet the targets"
-    return text + unlikely * choice.is_cheaper_likely
-
-
-def describe_cheaper_odds(answer: Answer) -> str:
-    """Say that a benchmark pays off before anything is rented for long, where it probably does; else empty."""
-    choice = answer.choice
-    if choice is None or not choice.is_cheaper_likely or answer.scenario.offline:
-        return ""  # a job takes fewer GPUs longer, for the same bill
-    near, some = choice.likeliest_cheaper, format_probability(choice.p_cheaper)
-    alone = f", {near.placement} alone {format_odds(near)}" if near else ""
-    return f"first, an hour: {some} likely that some cheaper plan does{alone}; {BUDGET_RULE}"
 
 
 def describe_rejected(answer: Answer) -> str:

@@ -1,7 +1,7 @@
 """Render the files of a plan: launch script, unit, benchmark, alerts and checklist."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from planner.latency.performance import Performance
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.capacity import count_benchmark_prefix_tokens
-from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario_schema import DEFAULT_ARTIFACTS, ArtifactKind
@@ -317,19 +316,9 @@ def explain_unsupported_artifacts(plan: Plan) -> list[str]:
     return [f"not {kind}: {reason}" for kind, reason in reasons.items()]
 
 
-def list_benchmark_files(plan: Plan) -> tuple[str, ...]:
-    """Return the files for the benchmark to run first; empty if no result changes the choice."""
-    confidence = estimate_choice_confidence(plan)
-    if (
-        confidence is None
-        or confidence.best_benchmark is None
-        or not {*BENCHMARK_ARTIFACTS} <= {*plan.scenario.output_kinds}
-    ):
+def list_benchmark_files(measured: Prediction, kinds: Collection[str]) -> tuple[str, ...]:
+    """Return the files for a benchmark of another deployment than the plan's; empty if `kinds` has none."""
+    if not {*BENCHMARK_ARTIFACTS} <= {*kinds}:
         return ()
-    measured = confidence.best_benchmark[0]
-    folder_of = "" if measured is plan.chosen else BENCHMARK_DIR
-    return tuple(
-        folder_of + name
-        for name in list_artifact_files(measured.prediction, BENCHMARK_ARTIFACTS)
-        if name != SECRETS_FILE
-    )
+    names = list_artifact_files(measured, BENCHMARK_ARTIFACTS)
+    return tuple(BENCHMARK_DIR + name for name in names if name != SECRETS_FILE)

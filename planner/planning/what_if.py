@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_limit_seconds
-from planner.core.progress import try_each
+from planner.core.progress import is_out_of_time, try_each
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
@@ -16,6 +16,7 @@ from planner.planning.candidate import Candidate, mark_as_tuned
 from planner.planning.engine_tuning import tune_to_margin, tune_to_probability
 from planner.planning.evaluation import evaluate_candidates, may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.scenario_schema import LayoutEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
 from planner.planning.slo import SloTarget, compute_asked_tolerance
@@ -37,6 +38,8 @@ MAX_SUGGESTED_GPUS_SEARCHED = 2
 """Suggested GPUs that are searched: those with most analytical capacity for their price."""
 CLEARLY_CHEAPER, CLEARLY_LIKELIER = 0.95, 0.05
 """Share of the plan's price that something outside the scenario costs at most, or its gain for no more, to be named."""
+FAIR_CHANCE = 0.25
+"""Probability from which on something cheaper is worth a benchmark."""
 MAX_UNLISTED_JUDGED = 4
 """Deployments in a format or on GPUs outside the scenario which are simulated, cheapest first."""
 MIN_CLOSED_FORM_ODDS = 0.6
@@ -140,6 +143,55 @@ def find_unlisted_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
         return None
     found = _find_better(promising, chosen)
     return (found, promising) if found else None
+
+
+def find_measure_first(plan: Plan) -> Candidate | None:
+    """Find what is worth a benchmark first, as its own plan states it; None where nothing is.
+
+    Of plans that are clearly cheaper and have a fair chance it is the one with the largest product
+    of probability and saving.
+    """
+    if (chosen := _get_priced_choice(plan)) is None or plan.scenario.offline:
+        return None  # a job takes fewer GPUs longer, for the same bill
+    best: tuple[float, Candidate | None] = 0.0, None
+
+    def weigh(candidate: Candidate) -> float:
+        (unpriced, cost), (_, own) = candidate.cost_key, chosen.cost_key
+        is_worth = cost <= CLEARLY_CHEAPER * own and candidate.probability >= FAIR_CHANCE
+        return candidate.probability * (own - cost) if is_worth and not unpriced else 0.0
+
+    for candidate in sorted(plan.without_disaggregation.candidates, key=weigh, reverse=True):
+        if weigh(candidate) <= best[0] or is_out_of_time():
+            break
+        pinned = search_deployments(pin_candidate(plan.scenario, candidate)).best
+        if pinned:
+            stated = replace(pinned, billed_fraction=candidate.billed_fraction)
+            best = max(best, (weigh(stated), stated), key=itemgetter(0))
+    return best[1]
+
+
+def pin_candidate(scenario: Scenario, candidate: Candidate) -> Scenario:
+    """Allow nothing but the GPUs, the layout, the formats and the engine of `candidate`."""
+    deployment, (weights, cache, drafts, engine, *_) = (
+        candidate.deployment, candidate.preference_key,
+    )  # fmt: skip
+    gpus = tuple(
+        replace(each, max_gpus=candidate.prediction.num_gpus_billed)
+        for each in scenario.gpus
+        if each.gpu == deployment.gpu
+    )
+    layout = {name: getattr(deployment.layout, name) for name in LayoutEntry.model_fields}
+    speculation = (
+        scenario.speculation.model_copy(update={"allowed": drafts > 0})
+        if scenario.speculation
+        else None
+    )
+    return replace(
+        scenario.split_by_engine[engine], gpus=gpus, layout=layout, speculation=speculation,
+        quantizations=scenario.quantizations[weights : weights + 1],
+        kv_cache_dtypes=scenario.kv_cache_dtypes[cache : cache + 1],
+        allow_disaggregation=False, daily_profile=None,
+    )  # fmt: skip
 
 
 def _find_better(scenario: Scenario, known: Candidate) -> Candidate | None:

@@ -30,7 +30,7 @@ from planner.planning.slo import SloTarget, explain_implausible_limits, list_ben
 from planner.ui.charts.base import MUTED_COLOR, render_svg
 from planner.ui.charts.summary import SLO_STATUS_COLORS, plot_load_curve
 from planner.ui.notebook_widgets import escape_html
-from planner.ui.plan_text import render_rows
+from planner.ui.plan_text import render_rows, tell_measure_first
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
 MAX_OPTIONS, MAX_CHANGES = 3, 7
@@ -179,7 +179,7 @@ def _render(
         surge=growth_wording.explain_surge(answer),
         slots=growth_wording.explain_slots_in_capacity(answer),
         capacity_meaning=growth_wording.CAPACITY_MEANING,
-        budget_rule=wording.BUDGET_RULE,
+        measure=tell_measure_first(answer),
         other_gpus=list(islice(_explain_other_gpus(answer, options), MAX_OPTIONS)),
         risks=[wording.describe_risk(risk) for risk in answer.risks],
         run=wording.describe_nearest_run(best) if best else "",
@@ -230,9 +230,9 @@ def _list_options(answer: Answer) -> Iterator[tuple[Offer | None, Any]]:
     least = f"{scenario.confidence:.0%}" if answer.verdict == "holds" else "50%"
     hourly = " by the hour" * (chosen.billed_fraction < 1)
     reason = f"lowest price{hourly} with a probability of {least} or more"
-    shown, benchmark = list[Offer](), answer.benchmark
+    shown, measured = list[Offer](), answer.measure_first
     for role, offer in (("own GPUs" if is_api else "recommended", chosen), *_list_others(answer)):
-        is_measured = benchmark is not None and offer is benchmark.offer
+        is_measured = measured is not None and offer is measured.offer
         is_new = all(words.describe_gpus(offer) != words.describe_gpus(each) for each in shown)
         if is_new or (is_measured and all(offer is not each for each in shown)):
             shown.append(offer)
@@ -244,15 +244,11 @@ def _list_options(answer: Answer) -> Iterator[tuple[Offer | None, Any]]:
 
 def _list_others(answer: Answer) -> Iterator[tuple[str, Offer]]:
     """List what stands beside the recommendation by role; first what is to be measured."""
-    choice, benchmark, chosen = answer.choice, answer.benchmark, answer.chosen
-    if benchmark and chosen and not benchmark.is_own:
-        is_cheaper = benchmark.offer.price_key < chosen.price_key
-        yield "cheaper" if is_cheaper else "next best", benchmark.offer
-    likeliest = choice.likeliest_cheaper if choice and not answer.cheaper else None
-    likeliest = likeliest if likeliest and likeliest.status != "missed" else None
+    if answer.measure_first:
+        yield "cheaper", answer.measure_first.offer
     others = [change.offer for change in answer.changes or () if change.is_other_gpu]
     found = [("safer", answer.safer), ("cheaper", answer.cheaper)]
-    found += [*(("another GPU", offer) for offer in others), ("cheaper", likeliest)]
+    found += [("another GPU", offer) for offer in others]
     found += [("next best", offer) for offer in answer.candidates if offer.meets]
     yield from ((role, offer) for role, offer in found if offer)
 

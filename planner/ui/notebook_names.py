@@ -72,10 +72,11 @@ _BY_MODULE: Mapping[str, str] = {
     "ui.plan_comparison": (
         "build_plan_comparison build_plan_titles compare_limits describe_cheapest_plan"
     ),
+    "ui.plan_text": "tell_measure_first",
     "ui.plan_tables": (
-        "build_alternatives_table build_candidate_table build_choice_table build_ramp_table "
+        "build_alternatives_table build_candidate_table build_ramp_table "
         "build_rejection_table build_relaxation_table build_rental_table compare_engines "
-        "describe_confidence describe_search_effort describe_slo_margin explain_choice"
+        "describe_search_effort describe_slo_margin explain_choice"
     ),
 }
 PLACES = {

@@ -37,8 +37,8 @@ from planner.ui.plan_comparison import (
     describe_cheapest_plan,
 )
 from planner.ui.plan_files import check_plan_folder, write_plan_files
-from planner.ui.plan_tables import describe_confidence, describe_scenario, summarize_plan
-from planner.ui.plan_text import format_answer, render_rows
+from planner.ui.plan_tables import describe_scenario, summarize_plan
+from planner.ui.plan_text import format_answer, render_rows, tell_measure_first
 from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
 
 DISAGGREGATION_NOTEBOOK = NOTEBOOK_DIR / "pools.ipynb"
@@ -117,7 +117,7 @@ def write_comparison_report(
     )
     plans = [search_cached(scenario) for scenario in scenarios]
     ensure_folder(out)
-    answers = [build_answer(plan, (*SUMMARY_PARTS, "choice")) for plan in plans]
+    answers = [build_answer(plan, SUMMARY_PARTS) for plan in plans]
     for answer in answers:
         show_answer(format_answer(answer))
     first, *others = [
@@ -128,7 +128,7 @@ def write_comparison_report(
             date=f"{get_report_date():%-d %B %Y}",
             version=__version__,
             performance=answer.performance,
-            confidence=describe_confidence(answer),
+            measure=tell_measure_first(answer),
             basis_labels=BASIS_LABELS,
             basis=answer.best.basis if answer.best else "",
             price=answer.best and answer.best.price,

@@ -110,7 +110,7 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
     Files of an earlier plan that this one does not have are removed. Returns the names; raises
     `PlannerError` if `out` cannot be written.
     """
-    chosen, scenario, benchmark = answer.chosen, answer.scenario, answer.benchmark
+    chosen, scenario, first = answer.chosen, answer.scenario, answer.measure_first
     texts = (
         render_artifacts(
             chosen.prediction,
@@ -128,11 +128,11 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
     ):  # it sets variables
         user_files = {SECRETS_FILE}
     texts = {name: text for name, text in texts.items() if name not in user_files}
-    if benchmark and not benchmark.is_own and benchmark.files:  # of another deployment
+    if first and first.files:
         rendered = render_artifacts(
-            benchmark.offer.prediction, scenario.slo_targets, scenario.storage, BENCHMARK_ARTIFACTS
+            first.offer.prediction, scenario.slo_targets, scenario.storage, BENCHMARK_ARTIFACTS
         )
-        texts |= {name: rendered[name.removeprefix(BENCHMARK_DIR)] for name in benchmark.files}
+        texts |= {name: rendered[name.removeprefix(BENCHMARK_DIR)] for name in first.files}
     fields = serialize_plan_file(answer)
     texts["plan.json"] = json.dumps(fields, indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]

@@ -58,6 +58,7 @@ from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
 from planner.ui.charts.summary import plot_day
 from planner.ui.plan_tables import build_rejection_table, explain_choice
+from planner.ui.plan_text import tell_measure_first
 
 Page = dict[str, Any]
 """What the cockpit shows, as JSON."""
@@ -455,6 +456,8 @@ def _build_reasons(answer: Answer, best: Offer) -> list[str]:
         reasons.append(explain_confident_load(answer.growth))
     if surge := explain_surge(answer):
         reasons.append(surge)
+    if measure := tell_measure_first(answer):
+        reasons.append(f"Measure {measure}")
     if best.price:
         reasons.append(f"Price: {describe_gpu_price(best.price)}.")
     return list(dict.fromkeys(reasons))

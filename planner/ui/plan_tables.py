@@ -10,7 +10,6 @@ from planner.answers.answer import Relaxation, is_same_price
 from planner.answers.bill_wording import explain_api, format_price
 from planner.answers.wording import (
     RANK_REASONS,
-    describe_draws,
     explain_alternative,
     explain_binding,
     explain_open_figure,
@@ -19,7 +18,7 @@ from planner.answers.wording import (
 )
 from planner.core.intervals import Interval
 from planner.core.number_format import EN_DASH, format_number, format_usd
-from planner.core.text import capitalize, escape_markdown
+from planner.core.text import capitalize
 from planner.planning.scenario import Scenario
 from planner.planning.slo import SloTarget, format_latency, list_benchmark_targets
 
@@ -28,7 +27,7 @@ RELAXED = {
     "concurrency": "concurrent requests of",
     "hours": "a deadline (h) of",
 }
-MAX_CANDIDATE_ROWS, MAX_REJECTED_ROWS, MAX_CHOICE_ROWS = 10, 12, 5
+MAX_CANDIDATE_ROWS, MAX_REJECTED_ROWS = 10, 12
 
 
 def compare_engines(answer: Answer) -> pd.DataFrame:
@@ -166,49 +165,6 @@ def _format_amount(value: object) -> object:
         return value
     size = value if isinstance(value, float) else value.mid
     return f"{value:,.{2 if size < 100 else 0}f}"
-
-
-def describe_confidence(answer: Answer) -> str:
-    """Describe how sure the choice is, and the benchmark that most often changes it."""
-    choice = answer.choice
-    if choice is None:
-        return ""
-    text = f"With exact step costs the choice would be {describe_draws(choice)}."
-    benchmark = choice.benchmark
-    if benchmark is None:
-        return f"{text} No benchmark of one deployment would change the choice."
-    target = "the plan itself" if benchmark.is_own else escape_markdown(benchmark.offer.description)
-    extent = "both pools" if benchmark.offer.is_disaggregated else "one replica"
-    files = " and ".join(benchmark.scripts)
-    return (
-        f"{text} Benchmark {target} first, {extent}{f' ({files})' * bool(files)}: the result changes"
-        f" the choice in {benchmark.changes_choice:.0%} of cases."
-    )
-
-
-def build_choice_table(answer: Answer) -> pd.DataFrame:
-    """Return how often each deployment is chosen in the draws, and the value of its benchmark."""
-    choice, chosen = answer.choice, answer.chosen
-    if choice is None or chosen is None:
-        return pd.DataFrame()
-    values = {id(each.offer): f"{each.changes_choice:.0%}" for each in choice.benchmarks}
-    draws = choice.num_draws
-    rows = [
-        (
-            offer.description,
-            _format_usd(offer.usd_per_hour),
-            round(share * draws),
-            values.get(id(offer)),
-        )
-        for offer, share in ((chosen, choice.p_unchanged), *choice.instead[:MAX_CHOICE_ROWS])
-    ]
-    columns = [
-        "deployment",
-        "USD per hour",
-        f"chosen in (of {draws:,} draws)",
-        "its benchmark changes the choice",
-    ]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def _format_usd(usd: Interval | None) -> str | None:

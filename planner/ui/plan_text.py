@@ -32,9 +32,7 @@ from planner.answers.growth_wording import (
 )
 from planner.answers.wording import (
     BASIS_LABELS,
-    describe_cheaper_odds,
     describe_drafts,
-    describe_draws,
     describe_memory_odds,
     describe_nearest_run,
     describe_open_figure,
@@ -132,7 +130,7 @@ def format_summary(
         "risk": _describe_risk(answer),
         "stages": explain_stages(answer),
         "pools": describe_pools(answer),
-        "measure": describe_cheaper_odds(answer),
+        "measure": tell_measure_first(answer),
         "ways_out": _list_ways_out(answer),
         "engine": _keep_whole(describe_engine(best)) if best else "",
         "engine_of": describe_engine,
@@ -418,8 +416,7 @@ def _choose_next_command(answer: Answer, command: str, out: str, *, detailed: bo
     if chosen is None or not command:
         return ""
     if out:
-        scripts = answer.benchmark.scripts if answer.benchmark else ()
-        text = ", then ".join(_keep_whole(f"bash {out}/{name}") for name in scripts)
+        text = ", then ".join(_keep_whole(f"bash {out}/{name}") for name in answer.scripts)
         nodes = max(
             math.ceil(each.layout.gpus_per_replica / each.gpus_per_node) for each in chosen.pools
         )
@@ -439,9 +436,7 @@ def _keep_whole(command: str) -> str:
 
 def format_details(answer: Answer, style: TerminalStyle) -> str:
     """Return all that the summary leaves out, after an empty line."""
-    scenario, best, performance, choice = (
-        answer.scenario, answer.best, answer.performance, answer.choice,
-    )  # fmt: skip
+    scenario, best, performance = answer.scenario, answer.best, answer.performance
     values: dict[str, object] = {
         "answer": answer,
         "scenario": scenario,
@@ -468,8 +463,6 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
             "gpu_price": best.price and describe_gpu_price(best.price),
             "power": [f"{format_range(value)} {unit}" for unit, value in best.energy],
             "latencies": _list_latencies(scenario, best),
-            "choice": describe_draws(choice) if choice else "",
-            "benchmark": answer.benchmark,
             "explain": lambda other: explain_alternative(answer, other),
             "limited_by": explain_binding(answer),
             "basis_labels": BASIS_LABELS,
@@ -525,6 +518,14 @@ def format_scenario(scenario: Scenario) -> str:
         look_up_gpu_price=look_up_gpu_price,
     )
     return f"{head}\n{format_columns(rows)}"
+
+
+def tell_measure_first(answer: Answer) -> str:
+    """Return what is worth a benchmark first, to follow the word "Measure"; empty where nothing is."""
+    return render_template(
+        "ui", "measure_first", first=answer.measure_first, describe=describe_offer,
+        odds=format_odds, usd=format_usd,
+    )  # fmt: skip
 
 
 def render_rows(template: str, **values: object) -> list[list[str]]:

@@ -4,7 +4,6 @@ from shipped import answer_of
 from test_summary import find_plan_at_risk, plan
 
 from planner.answers.wording import describe_risk
-from planner.planning.confidence import estimate_choice_confidence
 from planner.planning.what_if import limit_to_budget, run_what_ifs
 from planner.ui import plan_tables as tables
 from planner.ui.decision_memo import build_memo
@@ -46,7 +45,3 @@ def test_the_memo_of_a_plan_at_risk_names_the_doubt_and_asks_for_a_benchmark() -
     risky = find_plan_at_risk()
     memo = build_memo(answer_of(risky))
     assert memo.verdict == "At risk" and memo.title.endswith("only after a benchmark")
-    confidence = estimate_choice_confidence(risky)
-    assert confidence and confidence.best_benchmark
-    is_own = confidence.best_benchmark[0] is risky.chosen
-    assert ("`bench.sh`" if is_own else "the scripts in `measure/`") in memo.next_step
