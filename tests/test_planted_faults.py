@@ -20,7 +20,7 @@ from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.kv_cache import KvCachePool
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
-from planner.planning.engine_tuning import generate_variants
+from planner.planning.engine_tuning import generate_neighbours
 from planner.planning.growth import GrowthLimit
 from planner.planning.max_load import find_max_load
 from planner.planning.memory_odds import estimate_memory_probability
@@ -258,7 +258,7 @@ def test_only_what_the_user_left_open_is_tried_otherwise(given: dict[str, float]
     usual = deploy(
         **{"max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048, **given}
     )
-    tried = list(generate_variants(scenario, usual))
+    tried = list(generate_neighbours(scenario, usual))
     for name in ("max_num_batched_tokens", "gpu_memory_utilization", "max_num_seqs"):
         values = {getattr(variant.args, name) for variant in tried} - {getattr(usual.args, name)}
         assert bool(values) == (name not in given), name

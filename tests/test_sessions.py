@@ -11,7 +11,7 @@ from planner.core.errors import PlannerError
 from planner.engines.deployment import deploy_on
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import derive_effective_workload, estimate_capacity
-from planner.planning.engine_tuning import generate_variants
+from planner.planning.engine_tuning import generate_neighbours
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
@@ -182,7 +182,7 @@ def test_host_memory_is_tried_where_the_version_has_it(version: str, sizes: set[
     usual = deploy_on(
         scenario.model, "H100", tp=2, engine_version=version, gpu_memory_utilization=0.4
     )
-    variants = list(generate_variants(scenario, usual))
+    variants = list(generate_neighbours(scenario, usual))
     assert {each.args.kv_offloading_size for each in variants} == sizes
     tiers = [each for each in variants if each.args.kv_offloading_size]
     hits = [

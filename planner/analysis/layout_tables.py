@@ -32,7 +32,7 @@ from planner.parallelism.pipeline import compute_pipeline_bubble
 from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
-from planner.planning.engine_tuning import apply_engine_args, generate_variants
+from planner.planning.engine_tuning import apply_engine_args, generate_neighbours
 from planner.planning.evaluation import (
     compute_offered_rps,
     evaluate_candidate,
@@ -132,7 +132,7 @@ def _list_in_shape(plan: Plan, like: Candidate, layout: ParallelLayout) -> list[
     with suppress(PlannerError):
         fitted = apply_engine_args(plan.scenario, moved, **{n: getattr(args, n) for n in names})
         fewer = fitted.with_args(max_num_seqs=min(args.max_num_seqs, fitted.args.max_num_seqs))
-        known += [fitted, fewer, *generate_variants(plan.scenario, fitted)]
+        known += [fitted, fewer, *generate_neighbours(plan.scenario, fitted)]
     return list(dict.fromkeys(known)) or [moved]
 
 

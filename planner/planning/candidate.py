@@ -17,6 +17,8 @@ MAX_PRICE_WITHOUT_STAGES = 1.5
 """How many times the price it is worth to have no pipeline stages inside a machine: few are measured."""
 SAME_PRICE_SHARE = 0.005
 """Prices that differ by less are the same for people."""
+TIED_PRICE_SHARE, CLEARLY_LIKELIER = 0.02, 0.05
+"""A plan that costs so little more is chosen where it is so much likelier."""
 PROBABILITY_TIE = 0.02
 """Probabilities that differ by less are a tie, which the format nearest to the checkpoint wins."""
 
@@ -227,6 +229,27 @@ class Candidate:
             f"{sum(pool.num_gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
         )
         return f"{where}, prefill {first}, decode {rest}, {describe_formats(self.deployment)}"
+
+
+def sort_by_rule(holding: list[Candidate]) -> list[Candidate]:
+    """Sort what meets the targets by the rule: price, then odds, where both tie the format listed first."""
+    ordered = sorted(holding, key=lambda each: (each.rank_cost, each.rank_key))
+    if not ordered:
+        return []
+    unpriced, cost = ordered[0].rank_cost
+
+    def is_near(candidate: Candidate, share: float) -> bool:
+        return candidate.rank_cost <= (unpriced, cost * (1 + share))
+
+    equal = [each for each in ordered if is_near(each, SAME_PRICE_SHARE)]
+    usual = [each for each in equal if not each.raises_memory] or equal
+    likeliest = max(each.probability for each in usual)
+    tied = [each for each in usual if each.probability >= likeliest - PROBABILITY_TIE]
+    best = min(tied, key=lambda each: (each.preference_key, each.rank_key))
+    near = [each for each in ordered if is_near(each, TIED_PRICE_SHARE)]
+    likelier = [each for each in near if each.probability >= best.probability + CLEARLY_LIKELIER]
+    best = max(likelier, key=lambda each: each.probability, default=best)
+    return [best, *(each for each in ordered if each is not best)]
 
 
 def has_inner_stages(deployment: Deployment) -> bool:

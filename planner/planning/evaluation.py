@@ -30,10 +30,6 @@ from planner.workload.workload import Workload
 
 MAX_CAPACITY_ERROR_FACTOR = 1.3
 """What a deployment serves at most is in closed form at most so many times what the replay says."""
-MAX_LATENCY_ERROR_FACTOR = 2.0
-"""A latency in closed form is at most so many times what the replay says: most with short answers to long prompts."""
-FULL_BATCH_SLOWDOWN = 2.5
-"""A full batch may be so much slower than the traffic's own."""
 PACE_METRICS = ("tpot", "itl")
 
 
@@ -64,25 +60,12 @@ REPLICA_LIMITS = {"start-up", "max_model_len"}
 """Limits of one replica, known without a replay, that no number of replicas helps to keep."""
 
 
-def may_be_feasible(scenario: Scenario, candidate: Candidate) -> bool:
-    """Tell whether the closed form, at its largest error, leaves it open that `candidate` holds.
-
-    While queues grow its waits mean nothing, and its pace is that of a full batch: only the load
-    counts, and the pace.
-    """
+def may_be_feasible(candidate: Candidate) -> bool:
+    """Tell whether the closed form, at its largest error, leaves open what no engine argument changes."""
     performance = candidate.prediction.performance
-    if performance is None or candidate.capacity_utilization > MAX_CAPACITY_ERROR_FACTOR:
+    if performance is None or not REPLICA_LIMITS.isdisjoint(candidate.violated_constraints):
         return False
-    if not REPLICA_LIMITS.isdisjoint(candidate.violated_constraints):
-        return False
-    targets = scenario.slo_targets
-    if performance.saturated:
-        targets = tuple(target for target in targets if target.metric in PACE_METRICS)
-    largest = FULL_BATCH_SLOWDOWN if performance.saturated else MAX_LATENCY_ERROR_FACTOR
-    return all(
-        not getattr(performance, target.metric)[target.percentile].mid > largest * target.seconds
-        for target in targets
-    )
+    return candidate.capacity_utilization <= MAX_CAPACITY_ERROR_FACTOR
 
 
 def get_candidate_workload(scenario: Scenario, deployment: Deployment) -> Workload:

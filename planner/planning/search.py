@@ -7,12 +7,11 @@ the fewest machines, and the formats nearest to the checkpoint. Where nothing re
 cheapest with a probability of a half is chosen and the plan is at risk. Beside it stand the gamble,
 the cheapest with a probability of a half, and the safe option, the cheapest with 95%.
 
-The search is best first by price. A family (GPU, engine, formats, drafts, layout) enters with the
-fewest replicas that the closed form, at its largest measured error, leaves open. The cheapest open
-family is replayed at the step cost that the asked probability allows for; where it fails, its
-engine arguments are tuned by coordinate descent, and where that fails too it goes back with as many
-replicas as the violation asks for. What holds closes everything that costs more. So the search
-stops when the cheapest open family costs more than what was found.
+The search is best first by price. A family (GPU, engine, formats, drafts, layout) enters at the
+price of the fewest replicas whose capacity, at the closed form's largest error, may be enough. What
+does not fail is bisected between those and the most that cost no more than what was found, by
+replays at the step cost that the asked probability allows for; engine arguments leave their defaults
+only where those fail. The search stops when the cheapest open family costs more than what was found.
 """
 
 import math
@@ -44,22 +43,25 @@ from planner.planning.candidate import (
     MAX_PRICE_WITHOUT_STAGES,
     PROBABILITY_TIE,
     SAME_PRICE_SHARE,
+    TIED_PRICE_SHARE,
     Candidate,
+    has_inner_stages,
     mark_as_tuned,
+    sort_by_rule,
 )
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
-    LEAST_HOPELESS_MARGIN,
-    NEAR_MARGIN,
     SAFE_ENOUGH_SIGMAS,
-    estimate_least_margin,
     tune_to_margin,
     tune_to_probability,
 )
 from planner.planning.evaluation import (
+    REPLICA_LIMITS,
     check_against_slos,
     estimate_run_hours,
+    evaluate_candidate,
+    evaluate_candidates,
     get_candidate_workload,
 )
 from planner.planning.max_load import (
@@ -80,7 +82,6 @@ from planner.planning.search_space import (
     RejectedOption,
     build_families,
     estimate_fewest,
-    fit_to_budget,
 )
 from planner.planning.slo import compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, state_deployment
@@ -92,21 +93,9 @@ GAMBLE_PROBABILITY, SAFE_PROBABILITY = 0.5, 0.95
 MAX_SAFE_PRICE_FACTOR = 2.0
 """Nobody pays more than so many times the recommendation for the safe option."""
 HOPELESS_MARGIN = 2.0
-"""So far beyond a limit no engine argument makes up for it, and one replay is enough to say so.
-
-In ten searches tuning mended none of 138 misses by more than 35%; but a hybrid model that misses its
-TTFT by half with the steps that the closed form likes holds with others, on half the GPUs.
-"""
-MAX_PROBES = 150
-"""Families and replica counts that are replayed for one option, cheapest first, before a search jumps."""
-MAX_LIKELY_FAMILIES, MAX_LIKELY_PROBES = 8, 50
-"""Where nothing cheap held by then, so many that are likely to be enough in closed form follow; a plan says so."""
-MAX_EQUAL_PRICE_PROBES = 8
-"""Families that are looked at, at the price of the first that holds, for a safer one."""
+"""So far beyond a limit hardly any engine argument makes up for it."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
-NEAR_MISS_RATIO, MAX_NEAR_MISSES = 1.1, 3
-"""So many so little beyond a limit in short simulations get full ones before a search gives up."""
 ROUGH_PRECISION = 1.5
 """Of the closed form where it is only the start of a search."""
 MAX_REFUSALS = 3
@@ -115,8 +104,12 @@ MAX_PUSHED = 3
 """Options that came nearest in a search and are pushed as far as they meet the targets."""
 MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
+MAX_DESCRIBED = 12
+"""Cheaper deployments that are told with what short simulations say of them, nearest first."""
 
 
+_Open = tuple[tuple[bool, float], bool, int, int]
+"""Price of the fewest open replicas, whether it has inner stages, its turn, its family."""
 SMALLEST = "one GPU"
 """What `BindingConstraint.constraint` is where no smaller deployment exists."""
 
@@ -332,7 +325,7 @@ def _price_all_hours(
 
 
 def _search_for_gamble(
-    scenario: Scenario, *, in_full: bool = False, inner_stages: bool = True
+    scenario: Scenario, *, inner_stages: bool = True
 ) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
     """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
 
@@ -343,7 +336,7 @@ def _search_for_gamble(
     search, rejected = _Search(scenario, [], EvaluationStore(scenario)), []
     gamble: list[Candidate] = []
     for layouts in (_fits_in_machine, _spans_machines)[: 1 + inner_stages]:
-        families, refused = build_families(scenario, layouts, in_full=in_full)
+        families, refused = build_families(scenario, layouts)
         search.families += families
         rejected += refused
         if families:
@@ -371,7 +364,6 @@ class _Search:
     stated: dict[Deployment, Candidate] = field(default_factory=dict)
     tuned: dict[Deployment, Deployment] = field(default_factory=dict)  # by a family's start
     nearest: list[tuple[float, Deployment, Family]] = field(default_factory=list)  # that failed
-    is_complete: bool = True
     is_cut: bool = False  # by a time limit
     probed: set[Deployment] = field(default_factory=set)  # starts of families
 
@@ -385,17 +377,109 @@ class _Search:
         It comes first; the next that do with other GPUs or layouts follow, up to `others`. Without
         `inner_stages` none has pipeline stages inside a machine.
         """
-        return _CheapestFirst(self, probability, others, max_price, inner_stages).run()
+        open_families, passed, chosen = (
+            list[_Open](),
+            list[tuple[Candidate, Family]](),
+            list[Candidate](),
+        )
+        probes_left = MAX_RUNNER_UP_PROBES
+
+        def push(family: Family) -> None:
+            if (fewest := self._count_fewest(family, probability)) <= family.max_replicas:
+                price = family.price(self.scenario, fewest)
+                order = has_inner_stages(family.start), len(open_families)
+                heappush(open_families, (price, *order, self.families.index(family)))
+
+        for family in self.families:
+            if inner_stages or not has_inner_stages(family.start):
+                push(family)
+        while (open_families or passed) and len(chosen) <= others and probes_left:
+            limit = min((each.price_key for each, _ in passed), default=max_price)
+            limit = limit[0], limit[1] * (1 + TIED_PRICE_SHARE)
+            if probability > GAMBLE_PROBABILITY and is_out_of_time():
+                open_families, self.is_cut = [], True
+            if open_families and open_families[0][0] <= limit:
+                family = self.families[heappop(open_families)[-1]]
+                most = max_price if chosen else limit
+                if found := self._find_fewest(family, probability, most):
+                    passed.append((self.describe(found, family), family))
+                probes_left -= bool(chosen)
+            elif passed:
+                new, judged = self._judge(passed, limit, probability)
+                for each, family in judged:
+                    passed = [one for one in passed if one[1] is not family]
+                    if each not in new:
+                        push(family)
+                known = {each.display_key for each in chosen}
+                chosen += [each for each in new if each.display_key not in known][:1]
+            else:
+                break
+        return chosen
+
+    def _judge(
+        self, passed: list[tuple[Candidate, Family]], limit: tuple[bool, float], probability: float
+    ) -> tuple[list[Candidate], list[tuple[Candidate, Family]]]:
+        """Judge what passed up to a price by full simulations; return what holds, the best first, and all."""
+        judged, holding = list[tuple[Candidate, Family]](), list[Candidate]()
+        tied = {id(one): (one, family) for one, family in passed if one.price_key <= limit}
+        for candidate, family in (
+            tied[id(one)] for one in sort_by_rule([one for one, _ in tied.values()])
+        ):
+            if holding and candidate.probability < holding[0].probability + PROBABILITY_TIE:
+                continue  # no better than what holds
+            usual = family.start.with_replicas(candidate.deployment.layout.replicas)
+            tuned = tune_to_probability(self.store, candidate.deployment, usual, probability)
+            self.tuned[usual] = tuned
+            stated = self._state_of_family(tuned, family)
+            judged.append((stated, family))
+            if stated.is_feasible and stated.probability >= probability - 1e-9:
+                holding.append(stated)
+            else:
+                self._refute(tuned, family, probability, 1.0)
+        return sort_by_rule(holding), judged
 
     def add_usual(self, found: list[Candidate], probability: float) -> list[Candidate]:
         """Add what people build where the cheapest has stages in a machine; return the best by the rule first."""
         if found and found[0].has_inner_stages:
             found = [*found, *self.find_cheapest(probability, inner_stages=False)]
-        return sorted(found, key=attrgetter("rank_key"))
+            return sorted(found, key=attrgetter("rank_key"))
+        return found
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
         return compute_asked_tolerance(probability, estimate_memory_probability(deployment))
+
+    def _count_fewest(self, family: Family, probability: float) -> int:
+        """Count the replicas below which nothing may be enough."""
+        if not REPLICA_LIMITS.isdisjoint(family.most.violated_constraints):
+            return family.max_replicas + 1
+        z = self._get_z(family.start, probability)
+        if math.isinf(z):
+            return family.max_replicas + 1
+        share = self.store.get_least_load_share(family.most.deployment, z)
+        return max(family.get_min_replicas(z), math.ceil(family.max_replicas * share - 1e-9))
+
+    def _find_fewest(
+        self, family: Family, probability: float, max_price: tuple[bool, float]
+    ) -> Deployment | None:
+        """Find the fewest replicas that pass short replays, up to a price; None if none do."""
+        few, best = self._count_fewest(family, probability), None
+        many = family.count_affordable(self.scenario, max_price)
+        if self.scenario.power_at_most is not None and few <= many:
+            least = evaluate_candidate(self.scenario, family.start, few, family.preference_key)
+            if "power" in least.violated_constraints:  # and more replicas take more
+                self._refute(family.most.deployment, family, probability, math.inf)
+                return None
+        count = many if math.isfinite(max_price[1]) else few
+        while few <= many:
+            tuned, margin = self._probe(family, count, probability)
+            if margin <= 1:
+                best, many = tuned, count - 1
+            else:
+                self._refute(tuned, family, probability, margin)
+                few = count + 1
+            count = (few + many) // 2 if best else many
+        return best
 
     def _probe(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
         """Replay a family for `probability`, with other engine arguments where its own fail."""
@@ -404,16 +488,21 @@ class _Search:
         start = family.start.with_replicas(replicas)
         deployment = self.tuned.get(start, start)
         margin = self._get_margin(deployment, probability)
-        if 1 < margin <= HOPELESS_MARGIN:
+        if margin > 1 and not self._is_hopeless(deployment, probability, margin):
             z = self._get_z(deployment, probability)
             deployment = tune_to_margin(self.store, deployment, z)
             margin = self._get_margin(deployment, probability)
-            if 1 < margin <= NEAR_MARGIN and family.other_start:
-                other = tune_to_margin(self.store, family.other_start.with_replicas(replicas), z)
-                if (found := self._get_margin(other, probability)) < margin:
-                    deployment, margin = other, found
             self.tuned[start] = deployment
         return deployment, margin
+
+    def _is_hopeless(self, deployment: Deployment, probability: float, margin: float) -> bool:
+        """Tell whether no engine argument makes up for a margin: neither more slots nor a single one do."""
+        running, slots = self.store.get_max_running(deployment), deployment.args.max_num_seqs
+        if margin <= HOPELESS_MARGIN or slots <= running < math.inf:
+            return False
+        single = deployment.with_args(max_num_seqs=1)
+        is_fixed = "max_num_seqs" in self.scenario.engine_args
+        return is_fixed or self._get_margin(single, probability) > HOPELESS_MARGIN
 
     def _get_margin(self, deployment: Deployment, probability: float) -> float:
         """How far the worst promise is used at the tolerance that `probability` asks for."""
@@ -426,17 +515,6 @@ class _Search:
         z, replicas = self._get_z(family.start, probability), deployment.layout.replicas
         family.refuted[replicas] = min(z, family.refuted.get(replicas, math.inf))
         self.nearest.append((margin, deployment, family))
-
-    def _count_more_replicas(self, deployment: Deployment, family: Family, z: float) -> int:
-        """Count the replicas to try next: as many as the load needs, in steps that double.
-
-        What was skipped is looked at once more replicas hold.
-        """
-        replicas = deployment.layout.replicas
-        by_load = math.ceil(replicas * self.store.get_least_load_share(deployment, z) - 1e-9)
-        failures = sum(least <= z + 1e-9 for least in family.refuted.values())
-        doubled = min(replicas + 2 ** max(failures - 1, 0), family.max_replicas)
-        return max(by_load, int(doubled), replicas + 1)
 
     def describe(self, deployment: Deployment, family: Family) -> Candidate:
         """What short replays say of `deployment`, with the closed form's figures."""
@@ -453,24 +531,6 @@ class _Search:
             self.stated[deployment] = state_deployment(self.scenario, deployment, preference)
         return self.stated[deployment]
 
-    def _judge(self, candidate: Candidate, family: Family, probability: float) -> Candidate:
-        """Judge what passed by full simulations with its arguments tuned.
-
-        What then falls short is tuned once more from where else its family may start.
-        """
-        starts = [candidate.deployment]
-        if family.other_start:
-            starts.append(family.other_start.with_replicas(candidate.deployment.layout.replicas))
-        judged: list[Candidate] = []
-        for k in range(len(starts)):
-            deployment = tune_to_probability(self.store, *starts[k:])
-            judged.append(self._state_of_family(deployment, family))
-            if judged[-1].probability >= probability:
-                break
-        best = max(judged, key=attrgetter("is_feasible", "probability"))
-        self.tuned[family.start.with_replicas(best.deployment.layout.replicas)] = best.deployment
-        return best
-
     def _state_of_family(self, deployment: Deployment, family: Family) -> Candidate:
         preference = family.preference_key
         is_usual = deployment.args == family.start.args
@@ -478,7 +538,7 @@ class _Search:
 
     def describe_cut(self) -> str:
         """Say which layouts the time limit kept from being simulated, cheapest first."""
-        untried = [family.estimate for family in self.families if family.start not in self.probed]
+        untried = [family.most for family in self.families if family.start not in self.probed]
         untried.sort(key=attrgetter("rank_key"))
         names = [
             *(estimate.description for estimate in untried[:3]),
@@ -491,178 +551,6 @@ class _Search:
         )
 
 
-@dataclass
-class _CheapestFirst:
-    """A search for the cheapest options that meet every target with `probability`, by price."""
-
-    search: _Search
-    probability: float
-    others: int
-    max_price: tuple[bool, float]
-    inner_stages: bool
-    # price of the fewest open replicas, whether it has stages inside a machine, minus the estimate's
-    # tolerance, family, replicas to try
-    heap: list[tuple[bool, float, bool, float, int, int]] = field(default_factory=list)
-    passed: list[tuple[Candidate, int]] = field(default_factory=list)  # short simulations
-    postponed: list[tuple[int, int]] = field(default_factory=list)  # no cheaper than what passed
-    enough: dict[int, int] = field(default_factory=dict)  # replicas that are known to be, by family
-    chosen: list[Candidate] = field(default_factory=list)
-    # ratio to the limit, deployment and family of what short simulations refuted
-    missed: list[tuple[float, Deployment, int]] = field(default_factory=list)
-    probes_left: int = field(default_factory=lambda: MAX_PROBES)
-    has_jumped: bool = False
-    equal_probes_left: int = MAX_EQUAL_PRICE_PROBES
-
-    def run(self) -> list[Candidate]:
-        """Probe families by price, and judge what passed once nothing open is cheaper."""
-        for k, family in enumerate(self.search.families):
-            if self.inner_stages or not family.estimate.has_inner_stages:
-                self._push(k, family.get_min_replicas(self._get_z(family)))
-        while self.heap or self.passed:
-            if self.passed and (
-                not self.heap or self.heap[0][:2] > _add_rounding(self._get_price_limit())
-            ):
-                self._judge_cheapest()
-                if len(self.chosen) > self.others:
-                    break
-            elif not self._probe_next():
-                break
-        self._judge_near_misses()
-        return self.chosen
-
-    def _judge_near_misses(self) -> None:
-        """Choose the nearest that full simulations let pass, of what short ones nearly did."""
-        near = sorted(
-            (miss for miss in self.missed if miss[0] <= NEAR_MISS_RATIO), key=itemgetter(0)
-        )
-        store = EvaluationStore(self.search.scenario, quick=False)
-        for _, deployment, k in near[:MAX_NEAR_MISSES]:
-            if self.chosen or is_out_of_time():
-                return
-            family = self.search.families[k]
-            tuned = tune_to_margin(
-                store, deployment, self.search._get_z(deployment, self.probability)
-            )
-            judged = self.search._state_of_family(tuned, family)
-            if self._is_met(judged):
-                self.chosen.append(judged)
-
-    def _is_met(self, judged: Candidate) -> bool:
-        return judged.is_feasible and judged.probability >= self.probability - 1e-9
-
-    def _get_price_limit(self) -> tuple[bool, float]:
-        """The least price of what passed, else the largest that may be paid."""
-        return min((candidate.price_key for candidate, _ in self.passed), default=self.max_price)
-
-    def _get_z(self, family: Family) -> float:
-        return self.search._get_z(family.start, self.probability)
-
-    def _push(self, k: int, replicas: int) -> None:
-        """Put a family back, to be tried with `replicas`, at the price of the fewest."""
-        family = self.search.families[k]
-        fewest = family.get_min_replicas(self._get_z(family))
-        price = family.price(self.search.scenario, fewest)
-        if fewest <= family.max_replicas and price <= self.max_price:
-            estimate = family.estimate
-            order = estimate.has_inner_stages, -estimate.tolerance_sigmas
-            heappush(self.heap, (*price, *order, k, min(replicas, family.max_replicas)))
-
-    def _judge_cheapest(self) -> None:
-        """Judge the cheapest that passed by full simulations, until enough are chosen."""
-        limit = _add_rounding(self._get_price_limit())
-        cheapest = [one for one in self.passed if one[0].price_key <= limit]
-        self.passed = [one for one in self.passed if one[0].price_key > limit]
-        for candidate, k in sorted(cheapest, key=lambda each: each[0].rank_key):
-            if candidate.display_key in {each.display_key for each in self.chosen}:
-                continue
-            family = self.search.families[k]
-            judged = (
-                self.search._state_of_family(candidate.deployment, family)
-                if self.chosen
-                else self.search._judge(candidate, family, self.probability)
-            )
-            if self._is_met(judged):
-                self.chosen.append(judged)
-                if len(self.chosen) > self.others:
-                    return
-            else:
-                self.search._refute(judged.deployment, family, self.probability, 1.0)
-                self._push(k, judged.deployment.layout.replicas + 1)
-        if self.chosen:
-            self.probes_left = min(self.probes_left, MAX_RUNNER_UP_PROBES)
-        else:
-            for k, replicas in self.postponed:
-                self._push(k, replicas)
-        self.postponed, self.equal_probes_left = [], MAX_EQUAL_PRICE_PROBES
-
-    def _probe_next(self) -> bool:
-        """Probe the cheapest open family, if any probe is left for it; return whether to go on."""
-        unpriced, price, *_, k, replicas = heappop(self.heap)
-        if self.probability > GAMBLE_PROBABILITY and is_out_of_time():
-            self.probes_left, self.search.is_cut = 0, True
-        is_equal = bool(self.passed) and _add_rounding((unpriced, price)) >= self._get_price_limit()
-        if (is_equal and not self.equal_probes_left) or not self.probes_left:
-            if not self.probes_left and not self.passed:
-                if self.chosen or self.search.is_cut or self.has_jumped:
-                    return False
-                self._jump_to_likely()
-                return True
-            self.postponed.append((k, replicas))
-            return True
-        self.equal_probes_left -= is_equal
-        self.probes_left -= self._probe(k, replicas)
-        return True
-
-    def _jump_to_likely(self) -> None:
-        """Go on with what is likely in closed form, in as many replicas, where all that is cheaper takes too long."""
-        self.has_jumped = True
-        self.search.is_complete &= self.probability > self.search.scenario.confidence
-        self.heap, self.probes_left = [], MAX_LIKELY_PROBES
-        likely = [
-            (family.price(self.search.scenario, replicas), k, replicas)
-            for k, family in enumerate(self.search.families)
-            if self.inner_stages or not family.estimate.has_inner_stages
-            if family.estimate.is_feasible and not family.estimate.at_risk
-            if (replicas := family.estimate.deployment.layout.replicas)
-            >= family.get_min_replicas(self._get_z(family))
-        ]
-        for price, k, replicas in sorted(likely)[:MAX_LIKELY_FAMILIES]:
-            if price <= self.max_price:
-                heappush(self.heap, (*price, False, 0.0, k, replicas))
-
-    def _probe(self, k: int, replicas: int) -> bool:
-        """Probe a family: put it back with more replicas or fewer, or let it pass; tell whether it was simulated."""
-        family = self.search.families[k]
-        z, limit = self._get_z(family), _add_rounding(self._get_price_limit())
-        fewest = family.get_min_replicas(z)
-        while replicas > fewest and family.price(self.search.scenario, replicas) > limit:
-            replicas -= 1  # more are dearer than what passed already
-        if self.probability > GAMBLE_PROBABILITY:
-            few, many = (family.start.with_replicas(n) for n in (replicas, family.max_replicas))
-            least = min(
-                estimate_least_margin(self.search.scenario, each, z) for each in (few, many)
-            )
-            if least > LEAST_HOPELESS_MARGIN:
-                self.search._refute(few, family, self.probability, least)
-                return False
-        tuned, ratio = self.search._probe(family, replicas, self.probability)
-        if ratio > 1:
-            self.search._refute(tuned, family, self.probability, ratio)
-            self.missed.append((ratio, tuned, k))
-            if math.isfinite(ratio):
-                z = self.search._get_z(
-                    tuned, self.probability
-                )  # memory may be surer than at the start
-                more = self.search._count_more_replicas(tuned, family, z)
-                self._push(k, min(more, self.enough.get(k, more)))
-        elif fewest < replicas:
-            self.enough[k] = replicas  # more were tried at once than it may take
-            self._push(k, (fewest + replicas) // 2)
-        else:
-            self.passed.append((self.search.describe(tuned, family), k))
-        return True
-
-
 def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
     return price[0], price[1] * (1 + 1e-6)
 
@@ -672,10 +560,10 @@ def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
     if candidate.is_disaggregated or not candidate.prediction.can_start:
         return candidate
     store = plan.store or EvaluationStore(plan.scenario)
-    deployment = candidate.deployment
+    usual = deployment = candidate.deployment
     if store.find_tolerance(deployment) < 0:
         deployment = tune_to_margin(store, deployment, 0.0)
-    deployment = tune_to_probability(store, deployment)
+    deployment = tune_to_probability(store, deployment, usual, candidate.confidence)
     return state_deployment(plan.scenario, deployment, candidate.preference_key)
 
 
@@ -709,11 +597,6 @@ def _build_plan(
         if unpriced
         else []
     )
-    if not search.is_complete:
-        notes.append(
-            f"after {MAX_PROBES} simulated candidates the search went on with likely ones: a cheaper plan"
-            " may meet the targets"
-        )
     if binding is None:
         binding = _explain_infeasibility(list(ordered), rejected)
         return Plan(
@@ -734,10 +617,10 @@ def _describe_others(
 ) -> list[Candidate]:
     """Every other deployment once: as it was stated, else as short replays refuted it for less money.
 
-    Families of which neither is known follow in closed form. Where nothing holds with the asked
-    probability, replay has refuted more than what is cheaper.
+    Those that came nearest are told by them, all other families in closed form, in as many replicas
+    as cost no more.
     """
-    chosen = cheaper_than
+    chosen, scenario = cheaper_than, search.scenario
     limit = chosen.price_key if chosen and not chosen.at_risk else (True, math.inf)
 
     def get_key(candidate: Candidate, deployment: Deployment) -> tuple[object, int]:
@@ -746,21 +629,30 @@ def _describe_others(
     found = {get_key(each, each.deployment): each for each in told}
     for candidate in sorted(search.stated.values(), key=attrgetter("rank_key")):
         found.setdefault(get_key(candidate, candidate.deployment), candidate)
-    for margin, deployment, family in sorted(search.nearest, key=lambda each: each[0]):
+    described = 0
+    for margin, deployment, family in sorted(search.nearest, key=itemgetter(0)):
         price, key = (
-            family.price(search.scenario, deployment.layout.replicas),
-            get_key(family.estimate, deployment),
+            family.price(scenario, deployment.layout.replicas),
+            get_key(family.most, deployment),
         )
-        if chosen and math.isfinite(margin) and _add_rounding(price) < limit and key not in found:
+        if (
+            chosen
+            and margin <= HOPELESS_MARGIN
+            and _add_rounding(price) < limit
+            and key not in found
+        ):
             found[key] = search.describe(deployment, family)
             if found[key].probability >= GAMBLE_PROBABILITY:  # somebody may take it
                 found[key] = search.state(deployment, family.preference_key)
+            if (described := described + 1) == MAX_DESCRIBED:
+                break
     families = {candidate.family_key for candidate in found.values()}
-    for estimate in sorted((f.estimate for f in search.families), key=attrgetter("rank_key")):
-        if estimate.family_key not in families:
-            families.add(estimate.family_key)
-            found[get_key(estimate, estimate.deployment)] = estimate
-    return list(found.values())[len(told) :]
+    rest = [family for family in search.families if family.key not in families]
+    counts = [max(family.count_affordable(scenario, limit), 1) for family in rest]
+    cases = [
+        (family.start, n, family.preference_key) for family, n in zip(rest, counts, strict=True)
+    ]
+    return [*list(found.values())[len(told) :], *evaluate_candidates(scenario, cases)]
 
 
 def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
@@ -771,7 +663,7 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
             places[family.start] = search.state(deployment, family.preference_key)
     if not places:  # the closed form is so far beyond the limits that nothing was replayed
         estimates = sorted(
-            (family.estimate for family in search.families), key=attrgetter("limit_utilization")
+            (family.most for family in search.families), key=attrgetter("limit_utilization")
         )
         for estimate in estimates[:most]:
             if estimate.prediction.can_start:
@@ -795,7 +687,7 @@ def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
 
     def is_met_analytically(value: float) -> bool:
         asked = set_figure(scenario, kind, value)
-        return search_analytically(asked, in_full=is_simulated).verdict == "holds"
+        return search_analytically(asked).verdict == "holds"
 
     precision = ROUGH_PRECISION if is_simulated else LOAD_PRECISION
     start = find_largest(is_met_analytically, 1.0, precision)
@@ -863,24 +755,39 @@ def _list_strongest(
 
     Pools are looked at where nothing else meets the targets.
     """
-    search, _, gamble = _search_for_gamble(scenario, in_full=True, inner_stages=inner_stages)
-    meeting = search.find_cheapest(scenario.confidence, inner_stages=inner_stages) if gamble else []
-    families = {family.estimate.family_key: family for family in search.families}
-    options = {one.family_key: one.deployment for one in meeting}
-    for _, deployment, family in sorted(search.nearest, key=itemgetter(0)):
-        if len(options) < len(meeting) + MAX_PUSHED:
-            options.setdefault(family.estimate.family_key, deployment)
+    store, options, is_met = EvaluationStore(scenario), list[Deployment](), False
+    for layouts in (_fits_in_machine, _spans_machines)[: 1 + inner_stages]:
+        families, _ = build_families(scenario, layouts)
+        most = [
+            family.most.deployment
+            for family in families
+            if inner_stages or not has_inner_stages(family.start)
+            if REPLICA_LIMITS.isdisjoint(family.most.violated_constraints)
+        ]
+        asked = {
+            each: compute_asked_tolerance(scenario.confidence, estimate_memory_probability(each))
+            for each in most
+        }
+        margins = {each: store.get_margin(each, z) for each, z in asked.items() if math.isfinite(z)}
+        nearest = sorted(margins, key=lambda each: margins[each])[:MAX_PUSHED]
+        for each in nearest:
+            tuned = tune_to_margin(store, each, asked[each])
+            if store.is_met(tuned, asked[each]):
+                tuned = tune_to_probability(store, tuned, each, scenario.confidence)
+                is_met = is_met or state_deployment(scenario, tuned).is_confident
+            options.append(tuned)
+        if is_met:
+            break
     pools: list[Candidate] = []
     if (
-        not meeting
+        not is_met
         and inner_stages
         and scenario.allow_disaggregation
         and not explain_skipped_pools(scenario)
     ):
-        pools = search_pools(scenario, _get_max_pool_cost(next(iter(gamble), None)))
-        meeting = [pool for pool in pools if pool.is_confident]
-    most = [one.with_replicas(families[key].max_replicas) for key, one in options.items()]
-    return [*most, *pools[:MAX_PUSHED]], bool(meeting)
+        pools = search_pools(scenario, math.inf)
+        is_met = any(pool.is_confident for pool in pools)
+    return [*options, *pools[:MAX_PUSHED]], is_met
 
 
 def _get_max_pool_cost(unified: Candidate | None) -> float:
@@ -890,18 +797,23 @@ def _get_max_pool_cost(unified: Candidate | None) -> float:
     return MAX_POOL_COST_FACTOR * unified.cost_key[1]
 
 
-def search_analytically(scenario: Scenario, *, in_full: bool = False) -> Plan:
+def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
     if scenario.open_figure:
         scenario = settle_open_figure(scenario, is_simulated=False)
-    families, rejected = build_families(scenario, _fits_in_machine, in_full=in_full)
-    if not any(family.estimate.is_feasible for family in families):
-        wide, refused = build_families(scenario, _spans_machines, in_full=in_full)
+    families, rejected = build_families(scenario, _fits_in_machine)
+    if not any(family.most.is_feasible for family in families):
+        wide, refused = build_families(scenario, _spans_machines)
         families, rejected = families + wide, rejected + refused
-    ordered = sorted((family.estimate for family in families), key=attrgetter("rank_key"))
-    if ordered and ordered[0].is_feasible and ordered[0].at_risk and not in_full:
-        fewest = estimate_fewest(scenario, families, GAMBLE_PROBABILITY)
-        ordered = sorted(fewest, key=attrgetter("rank_key"))
+    ordered = sorted(
+        estimate_fewest(scenario, families, attrgetter("is_confident")), key=attrgetter("rank_key")
+    )
+    if ordered and ordered[0].at_risk:
+
+        def is_likely(candidate: Candidate) -> bool:
+            return candidate.is_feasible and candidate.probability >= GAMBLE_PROBABILITY
+
+        ordered = sorted(estimate_fewest(scenario, families, is_likely), key=attrgetter("rank_key"))
     if not ordered or not ordered[0].is_feasible:
         ordered.sort(key=attrgetter("limit_utilization"))
         binding = _explain_infeasibility(ordered, rejected)
@@ -927,13 +839,6 @@ def _find_binding_constraint(
         if _add_rounding(family.price(search.scenario, deployment.layout.replicas))
         < chosen.price_key
     ]
-    if not cheaper:
-        unpriced, price = chosen.price_key
-        estimates = fit_to_budget(
-            search.scenario, (unpriced, price * (1 - 1e-6)), [f.estimate for f in search.families]
-        )
-        nearest = sorted(estimates, key=attrgetter("nearness_key"))[:1]
-        cheaper = [(1.0, each.deployment, each.preference_key) for each in nearest]
     if cheaper:
         _, deployment, preference = min(cheaper, key=lambda each: each[0])
         return _explain_nearest(search.state(deployment, preference))

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 
@@ -14,14 +14,14 @@ from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.hardware.prices import look_up_gpu_price
-from planner.memory.memory_plan import get_default_memory_utilization, get_memory_plan
+from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.candidate import Candidate, describe_deployment, mark_as_tuned
 from planner.planning.deployment_builder import build_deployment
-from planner.planning.engine_tuning import generate_variants
-from planner.planning.evaluation import evaluate_candidates, may_be_feasible
+from planner.planning.engine_tuning import generate_startable
+from planner.planning.evaluation import evaluate_candidates
 from planner.planning.scenario import CandidateGpu, Scenario
 
 
@@ -45,22 +45,24 @@ SearchOption = tuple[Deployment, int, tuple[int, ...]]
 class Family:
     """One way to run a replica: GPU, engine, formats, drafts and layout, in any number of replicas.
 
-    `start` has the arguments that the closed form likes best, `other_start` those that come next;
-    `refuted` is what replay has ruled out.
+    `start` has the engine's own arguments, as far as they start; `refuted` is what replay has ruled out.
     """
 
     start: Deployment  # one replica
-    other_start: Deployment | None
     max_replicas: int
     preference_key: tuple[int, ...]
-    estimate: Candidate  # in closed form, in as many replicas as it then takes
-    min_replicas: int  # fewer are too few, however far the closed form errs
+    most: Candidate  # all replicas that there may be, in closed form
     refuted: dict[int, float] = field(default_factory=dict)  # replicas: the least tolerance
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it is, as `Candidate.family_key` has it."""
+        return self.most.family_key
 
     def get_min_replicas(self, z: float) -> int:
         """The fewest replicas that replay has not refuted at a tolerance of `z`."""
         known = [replicas for replicas, least in self.refuted.items() if least <= z + 1e-9]
-        return max([self.min_replicas, *(replicas + 1 for replicas in known)])
+        return max(known, default=0) + 1
 
     def price(self, scenario: Scenario, replicas: int) -> tuple[bool, float]:
         """What so many replicas cost, as `Candidate.price_key` has it."""
@@ -69,111 +71,60 @@ class Family:
         gpus = deployment.num_gpus_billed
         return (price is None, float(gpus) if price is None else price.median_usd * gpus)
 
+    def count_affordable(self, scenario: Scenario, max_price: tuple[bool, float]) -> int:
+        """Count the replicas that cost at most `max_price`."""
+        counts = range(1, self.max_replicas + 1)
+        return bisect_right(counts, max_price, key=partial(self.price, scenario))
+
 
 @show_step("estimating layouts")
 def build_families(
-    scenario: Scenario, layout_filter: LayoutFilter, *, in_full: bool = False
+    scenario: Scenario, layout_filter: LayoutFilter
 ) -> tuple[list[Family], list[RejectedOption]]:
-    """Build every legal family whose layout the filter lets through, and list what is none.
-
-    `in_full`, each is looked at in the most replicas alone: what it serves is asked, not what it costs.
-    """
-    usual: list[SearchOption] = []
+    """Build every legal family whose layout the filter lets through, and list what is none."""
+    options: list[SearchOption] = []
     rejected: list[RejectedOption] = []
     for option in generate_search_options(scenario, layout_filter):
         if isinstance(option, RejectedOption):
             rejected.append(option)
             continue
         deployment, most, preference = option
-        memory = get_memory_plan(deployment)
-        if memory.can_start:
-            usual.append(option)
-        elif larger := next(generate_variants(scenario, deployment), None):
-            usual.append((larger, most, mark_as_tuned(preference)))
+        if started := next(generate_startable(scenario, deployment), None):
+            kept = preference if started == deployment else mark_as_tuned(preference)
+            options.append((started, most, kept))
         else:
             gpus, what = deployment.layout.gpus_per_replica, describe_deployment(deployment)
-            rejected.append(
-                RejectedOption(what, deployment.gpu.name, gpus, memory.reason, "memory")
-            )
-
-    def is_open(candidate: Candidate) -> bool:
-        return may_be_feasible(scenario, candidate) or _lacks_power(candidate)
-
-    def is_enough(candidate: Candidate) -> bool:
-        return candidate.is_feasible and not candidate.at_risk
-
-    evaluated: dict[tuple[Deployment, tuple[int, ...]], Candidate] = {}
-    in_full &= scenario.power_at_most is None  # which more replicas break the more
-    find_min_replicas = partial(_find_min_replicas, scenario, evaluated, in_full)
-    fewest = find_min_replicas(usual, is_open)
-    enough = dict(
-        zip(map(_get_option_key, usual), find_min_replicas(usual, is_enough), strict=True)
-    )
-    # with other arguments only what may still cost less than what does with its usual ones
-    known = min((c.cost_key for c in enough.values() if is_enough(c)), default=(True, math.inf))
-    tuned = [
-        (variant, most, mark_as_tuned(preference))
-        for candidate, (deployment, most, preference) in zip(fewest, usual, strict=True)
-        if not is_open(candidate) or candidate.cost_key <= known
-        for variant in generate_variants(scenario, deployment)
+            reason = get_memory_plan(deployment).reason
+            rejected.append(RejectedOption(what, deployment.gpu.name, gpus, reason, "memory"))
+    families = [
+        Family(deployment.with_replicas(1), most, preference, candidate)
+        for candidate, (deployment, most, preference) in zip(
+            evaluate_candidates(scenario, options), options, strict=True
+        )
     ]
-    options = [*usual, *tuned]
-    fewest += find_min_replicas(tuned, is_open)
-    ranked: dict[object, list[tuple[tuple[object, ...], int, Candidate, SearchOption]]] = {}
-    for k, (candidate, option) in enumerate(zip(fewest, options, strict=True)):
-        if not is_open(candidate):
-            candidate = replace(candidate, limit_utilization=math.inf)
-        deployment = option[0]
-        raised = deployment.args.gpu_memory_utilization > get_default_memory_utilization(deployment)
-        key = candidate.family_key, raised and "gpu_memory_utilization" not in scenario.engine_args
-        rank: tuple[object, ...] = (
-            candidate.limit_utilization == math.inf,
-            candidate.p_memory < scenario.confidence,
-            candidate.price_key,
-            candidate.limit_utilization,
-        )
-        ranked.setdefault(key, []).append((rank, k, candidate, option))
-    best = [sorted(each)[:2] for each in ranked.values()]
-    others = [first[-1] for first, *_ in best if _get_option_key(first[-1]) not in enough]
-    found = find_min_replicas(others, is_enough)
-    enough |= zip(map(_get_option_key, others), found, strict=True)
-    families = []
-    for (*_, least, option), *second in best:
-        deployment, most, preference = option
-        is_open_at_all = math.isfinite(least.limit_utilization)
-        families.append(
-            Family(
-                deployment.with_replicas(1),
-                second[0][-1][0].with_replicas(1) if second else None,
-                most,
-                preference,
-                enough[_get_option_key(option)],
-                least.deployment.layout.replicas if is_open_at_all else most + 1,
-            )
-        )
     return families, rejected
 
 
 def estimate_fewest(
-    scenario: Scenario, families: list[Family], probability: float
+    scenario: Scenario, families: list[Family], is_enough: Callable[[Candidate], bool]
 ) -> list[Candidate]:
-    """Estimate each family in the fewest replicas that meet the targets with `probability`, or in all."""
-    options = [(family.start, family.max_replicas, family.preference_key) for family in families]
+    """Estimate each family in the fewest replicas that are enough, or in all there may be where none are.
 
-    def is_enough(candidate: Candidate) -> bool:
-        return candidate.is_feasible and candidate.probability >= probability
-
-    return _find_min_replicas(scenario, {}, False, options, is_enough)
-
-
-def _get_option_key(option: SearchOption) -> tuple[Deployment, tuple[int, ...]]:
-    deployment, _, preference = option
-    return deployment, preference
-
-
-def _lacks_power(candidate: Candidate) -> bool:
-    """Tell whether all it misses is a power limit, which more replicas break the more."""
-    return {*candidate.violated_constraints} == {"power"}
+    All are halved at once, so that every round is one evaluation of many.
+    """
+    high = [family.max_replicas for family in families]
+    best, low = [family.most for family in families], [0] * len(families)
+    pending = [k for k, candidate in enumerate(best) if is_enough(candidate)]
+    while pending := [k for k in pending if high[k] - low[k] > 1]:
+        counts = {k: (low[k] + high[k]) // 2 for k in pending}
+        asked = [(families[k].start, n, families[k].preference_key) for k, n in counts.items()]
+        found = zip(counts.items(), evaluate_candidates(scenario, asked), strict=True)
+        for (k, count), candidate in found:
+            if is_enough(candidate):
+                high[k], best[k] = count, candidate
+            else:
+                low[k] = count
+    return best
 
 
 def generate_search_options(
@@ -273,41 +224,6 @@ def _explain_fixed_layout(
 
 def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:
     return deployment.with_replicas(replicas).num_gpus_billed
-
-
-def _find_min_replicas(
-    scenario: Scenario, evaluated: dict[tuple[Deployment, tuple[int, ...]], Candidate],
-    in_full: bool,
-    options: list[SearchOption], is_enough: Callable[[Candidate], bool],
-) -> list[Candidate]:  # fmt: skip
-    """Each option with the fewest replicas that are enough, or with all there may be where none are.
-
-    All options are halved at once, so that every round is one evaluation of many. What was
-    `evaluated` for another question is not again.
-    """
-
-    def evaluate_all(replicas: dict[int, int]) -> dict[int, Candidate]:
-        keys = {
-            k: (options[k][0].with_replicas(count), options[k][2]) for k, count in replicas.items()
-        }
-        new = [key for key in dict.fromkeys(keys.values()) if key not in evaluated]
-        asked = [(deployment, deployment.layout.replicas, what) for deployment, what in new]
-        evaluated.update(zip(new, evaluate_candidates(scenario, asked), strict=True))
-        return {k: evaluated[key] for k, key in keys.items()}
-
-    high = {k: most for k, (_, most, _) in enumerate(options)}
-    best = evaluate_all(high)
-    low = dict.fromkeys(high, 0)
-    halved = [k for k in best if not in_full and high[k] > 1 and is_enough(best[k])]
-    pending = {k: (low[k] + high[k]) // 2 for k in halved}
-    while pending:
-        for k, candidate in evaluate_all(pending).items():
-            if is_enough(candidate):
-                high[k], best[k] = pending[k], candidate
-            else:
-                low[k] = pending[k]
-        pending = {k: (low[k] + high[k]) // 2 for k in pending if high[k] - low[k] > 1}
-    return list(best.values())
 
 
 def fit_to_budget(

@@ -73,8 +73,6 @@ TOLERANCE_STEP_SIGMAS, SHORT_STEP_SIGMAS = 0.05, 0.2
 """Bisection ends here, two points of probability at most; that of short replays, if what follows interpolates."""
 MAX_USE = 1e3
 """More of a limit is not told apart, such as a wait that grows without bound."""
-MIN_DOMINANCE, EQUAL = 1.05, 0.999
-"""A deployment is clearly better than another from 5% on, if it is worse in nothing; a thousandth is equal."""
 
 
 @lru_cache(maxsize=1)
@@ -97,7 +95,6 @@ class EvaluationStore:
     _bounds: dict[Deployment, tuple[float, float]] = field(default_factory=dict)
     _probabilities: dict[Deployment, float] = field(default_factory=dict)
     _running: dict[Deployment, int] = field(default_factory=dict)
-    _figures: dict[Deployment, tuple[float, float, float]] = field(default_factory=dict)
 
     def get_margin(self, deployment: Deployment, z: float) -> float:
         """Replay `deployment` at `z` and get the largest share of any limit that it takes.
@@ -224,23 +221,6 @@ class EvaluationStore:
             self._probabilities[deployment] = combine_limits(limits, p_memory)
         return self._probabilities[deployment]
 
-    def dominates(self, one: Deployment, other: Deployment) -> bool:
-        """Tell whether `one` is at least as good in p95 TTFT, p95 TPOT and capacity, and 5% better in one."""
-        new, old = self.get_figures(one), self.get_figures(other)
-        ratios = [b / a for a, b in zip(new, old, strict=True) if a > 0]
-        return min(ratios) >= EQUAL and max(ratios) >= MIN_DOMINANCE
-
-    def get_figures(self, deployment: Deployment) -> tuple[float, float, float]:
-        """p95 TTFT and p95 TPOT in seconds, and the inverse of the capacity, at the predicted step cost."""
-        if deployment not in self._figures:
-            load = get_candidate_workload(self.scenario, deployment)
-            statistics, _ = estimate_statistics_at(deployment, load, 1.0)
-            served = estimate_capacity(deployment, load).mid
-            times = (statistics[metric, "p95"] for metric in ("ttft", "tpot"))
-            ttft, tpot = (0.0 if math.isnan(value) else value for value in times)
-            self._figures[deployment] = ttft, tpot, 1 / max(served, 1e-12)
-        return self._figures[deployment]
-
     def _simulate_uses(self, deployment: Deployment, z: float) -> dict[str, float]:
         """Shares of the limits at `z`, by name, of steps and of traffic that may be more than expected."""
         slower = self._simulate_steps(self.scenario, deployment, z)
@@ -261,62 +241,86 @@ class EvaluationStore:
     ) -> dict[str, float]:
         """Shares of the limits at `z` of the step costs: targets by a replay, load by the capacity.
 
-        What is overloaded is not replayed: short runs say only so, in full ones its waits grow.
+        What is overloaded is not replayed: short runs say only so, in full ones its waits grow. In short
+        ones the capacity follows only where the closed form leaves it open, and every latency is kept.
         """
-        load = get_candidate_workload(scenario, deployment)
+        load, name = get_candidate_workload(scenario, deployment), get_load_limit_name(scenario)
         try:
-            step = build_step_model(deployment, load)
-            share = self._estimate_load_margin(scenario, deployment, load, z)
-            uses = {get_load_limit_name(scenario): share} if share else {}
-            if not scenario.slo_targets or (share > 1 and self.quick):
-                return uses  # its queue grows, or leaves too little free
-            if share * (1 - scenario.headroom) > 1:
+            share, is_sure = self._estimate_load_share(scenario, deployment, load, z), True
+            if self.quick:
+                error = MAX_CAPACITY_ERROR_FACTOR if scenario.workload.rate is not None else 1.0
+                if share > error:
+                    return {name: share}
+                is_sure = share * error <= 1
+            else:
+                share = self._compute_load_share(scenario, deployment, load, z)
+            uses = {name: share} if share and is_sure else {}
+            if scenario.slo_targets and not self.quick and share * (1 - scenario.headroom) > 1:
                 waits = (t for t in scenario.slo_targets if t.metric in QUEUE_SENSITIVE_METRICS)
                 return uses | {target.name: math.inf for target in waits}
-            slower = math.exp(step.sigma_tpot * z)
-            statistics, running = estimate_statistics_at(deployment, load, slower, quick=self.quick)
-            self._running[deployment] = max(running, self._running.get(deployment, 0))
+            if scenario.slo_targets:
+                uses |= self._simulate_latencies(scenario, deployment, load, z)
+            if not is_sure and max(uses.values(), default=0.0) <= 1:
+                uses[name] = self._compute_load_share(scenario, deployment, load, z)
         except PlannerError:
             return {"memory": math.inf}
-        for target in scenario.slo_targets:
-            value = statistics[target.metric, target.percentile]
-            if not math.isnan(value):
-                uses[target.name] = value * compute_error_factor(step, target, z) / target.seconds
         return uses
+
+    def _simulate_latencies(
+        self, scenario: Scenario, deployment: Deployment, load: Workload, z: float
+    ) -> dict[str, float]:
+        step = build_step_model(deployment, load)
+        slower = math.exp(step.sigma_tpot * z)
+        statistics, running = estimate_statistics_at(deployment, load, slower, quick=self.quick)
+        self._running[deployment] = max(running, self._running.get(deployment, 0))
+        uses = {
+            t: statistics[t.metric, t.percentile] * compute_error_factor(step, t, z) / t.seconds
+            for t in scenario.slo_targets
+        }
+        return {target.name: use for target, use in uses.items() if not math.isnan(use)}
 
     def get_least_load_share(self, deployment: Deployment, z: float) -> float:
         """Get the least that the load can be as a share of the usable capacity, at `z`."""
         load = get_candidate_workload(self.scenario, deployment)
-        share = self._estimate_load_margin(self.scenario, deployment, load, z)
-        return share / MAX_CAPACITY_ERROR_FACTOR if share >= MAX_CAPACITY_ERROR_FACTOR else share
+        share = self._estimate_load_share(self.scenario, deployment, load, z)
+        return share / MAX_CAPACITY_ERROR_FACTOR if self.scenario.workload.rate else share
 
-    def _estimate_load_margin(
+    def _estimate_load_share(
         self, scenario: Scenario, deployment: Deployment, load: Workload, z: float
     ) -> float:
-        """The load as a share of the capacity that may be used, at `z`.
+        """The load as a share of the capacity that may be used, at `z`, in closed form.
 
-        In closed form where its largest error does not matter.
+        Of users it is exact: that of the slots, and 0 where all have one.
         """
         if scenario.workload.rate is None:
             share = compute_slot_share(scenario, deployment)  # slower steps change no slot
             return share if share > 1 else 0.0
+        performance = evaluate(deployment, load).performance
+        served = get_capacity_rps(scenario, performance) if performance else None
+        return self._divide_load(scenario, deployment, load, z, served)
+
+    def _compute_load_share(
+        self, scenario: Scenario, deployment: Deployment, load: Workload, z: float
+    ) -> float:
+        """What the closed form estimates, by a simulation."""
+        if scenario.workload.rate is None:
+            return self._estimate_load_share(scenario, deployment, load, z)
+        if scenario.offline:
+            performance = predict(deployment, load, quick=self.quick).performance
+            served = performance.request_tps if performance else None
+        else:
+            served = estimate_capacity(deployment, load)
+        return self._divide_load(scenario, deployment, load, z, served)
+
+    def _divide_load(
+        self, scenario: Scenario, deployment: Deployment, load: Workload, z: float,
+        served: Interval | None,
+    ) -> float:  # fmt: skip
         admitted = (
             scenario.workload.rate if scenario.offline else compute_admitted_rps(deployment, load)
         )
-        asked = admitted * math.exp(build_step_model(deployment, load).sigma_capacity * z)
-
-        def compute_share(served: Interval | None) -> float:
-            return asked / max((served.mid if served else 0.0) * (1 - scenario.headroom), 1e-12)
-
-        if self.quick:
-            performance = evaluate(deployment, load).performance
-            rough = compute_share(get_capacity_rps(scenario, performance) if performance else None)
-            if not 1 / MAX_CAPACITY_ERROR_FACTOR < rough < MAX_CAPACITY_ERROR_FACTOR:
-                return rough
-        if scenario.offline:
-            performance = predict(deployment, load, quick=self.quick).performance
-            return compute_share(performance.request_tps if performance else None)
-        return compute_share(estimate_capacity(deployment, load))
+        asked = (admitted or 0.0) * math.exp(build_step_model(deployment, load).sigma_capacity * z)
+        return asked / max((served.mid if served else 0.0) * (1 - scenario.headroom), 1e-12)
 
 
 def compute_load_angle(load_sigma: float, sigmas: Any) -> Any:

@@ -12,7 +12,7 @@ from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
-from planner.planning.candidate import Candidate, mark_as_tuned
+from planner.planning.candidate import CLEARLY_LIKELIER, Candidate, mark_as_tuned
 from planner.planning.engine_tuning import tune_to_margin, tune_to_probability
 from planner.planning.evaluation import evaluate_candidates, may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
@@ -36,7 +36,7 @@ FALLBACK_MAX_GPUS = 64
 """GPUs of a kind that are tried, at least, if nothing is feasible on those allowed."""
 MAX_SUGGESTED_GPUS_SEARCHED = 2
 """Suggested GPUs that are searched: those with most analytical capacity for their price."""
-CLEARLY_CHEAPER, CLEARLY_LIKELIER = 0.95, 0.05
+CLEARLY_CHEAPER = 0.95
 """Share of the plan's price that something outside the scenario costs at most, or its gain for no more, to be named."""
 FAIR_CHANCE = 0.25
 """Probability from which on something cheaper is worth a benchmark."""
@@ -202,7 +202,7 @@ def _find_better(scenario: Scenario, known: Candidate) -> Candidate | None:
     likeliest = {  # of each kind and number of GPUs
         (each.deployment.gpu.name, each.rank_cost): each
         for each in sorted(search_analytically(scenario).candidates, key=attrgetter("probability"))
-        if may_be_feasible(scenario, each) and each.rank_cost <= known.rank_cost
+        if may_be_feasible(each) and each.rank_cost <= known.rank_cost
         if _is_promising(each)
     }
     proposed = sorted(likeliest.values(), key=attrgetter("rank_cost", "rank_key"))
@@ -214,7 +214,9 @@ def _find_better(scenario: Scenario, known: Candidate) -> Candidate | None:
             continue
         judged = state_deployment(scenario, deployment, candidate.preference_key)
         if not judged.is_confident:
-            deployment = tune_to_probability(store, deployment)
+            deployment = tune_to_probability(
+                store, deployment, candidate.deployment, scenario.confidence
+            )
             judged = state_deployment(scenario, deployment, mark_as_tuned(candidate.preference_key))
         is_likelier = judged.probability >= known.probability + CLEARLY_LIKELIER
         is_cheaper = judged.cost_key[1] <= CLEARLY_CHEAPER * known.cost_key[1]
@@ -370,7 +372,7 @@ def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
         rates = [
             (_is_promising(each), not each.cost_key[0], performance.capacity.mid / each.cost_key[1])
             for each in _evaluate_all_layouts(scenario, candidate_gpu)
-            if may_be_feasible(scenario, each)
+            if may_be_feasible(each)
             if (performance := each.prediction.performance) and performance.capacity
         ]
         if rates:

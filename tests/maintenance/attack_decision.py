@@ -27,6 +27,7 @@ from planner.planning.engine_tuning import (
 )
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
+from planner.planning.tolerance import state_deployment
 
 ENGINES = ("vllm", "vllm", "vllm", "sglang", "trtllm")
 POINTS = {"mean": 1.0, "p50": 1.0, "p95": 1.6, "p99": 2.5}
@@ -135,22 +136,26 @@ def describe_args(deployment: Deployment) -> str:
 
 
 def check_neighbours(plan: Plan) -> Iterator[str]:
-    """No other arguments on the ladders beat the plan's at the same price."""
-    if plan.chosen is None or plan.store is None or plan.is_disaggregated:
+    """No other arguments on the ladders are clearly likelier at the same price."""
+    if plan.chosen is None or plan.is_disaggregated:
         return
-    store, chosen = plan.store, plan.chosen.deployment
-    tolerance = store.find_tolerance(chosen, 2.0)
-    for other in generate_neighbours(plan.scenario, chosen):
-        if store.is_met(other, tolerance) and store.dominates(other, chosen):
-            yield f"{describe_args(other)} dominates {describe_args(chosen)}"
+    for other in generate_neighbours(plan.scenario, plan.chosen.deployment):
+        yield from check_likelier(plan, other)
+
+
+def check_likelier(plan: Plan, other: Deployment) -> Iterator[str]:
+    """Full simulations give `other` at most five points more than the plan."""
+    stated = state_deployment(plan.scenario, other)
+    if plan.chosen and stated.probability >= plan.probability + 0.05:
+        odds = f"{stated.probability:.0%} and {plan.probability:.0%}"
+        yield f"{describe_args(other)} against {describe_args(plan.chosen.deployment)}: {odds}"
 
 
 def check_halves(plan: Plan) -> Iterator[str]:
-    """Half or twice the requests or tokens of a step, at the same price, are not better in everything."""
-    if plan.chosen is None or plan.store is None or plan.is_disaggregated:
+    """Half or twice the requests or tokens of a step, at the same price, are not clearly likelier."""
+    if plan.chosen is None or plan.is_disaggregated:
         return
-    scenario, store, chosen = plan.scenario, plan.store, plan.chosen.deployment
-    tolerance = store.find_tolerance(chosen, 2.0)
+    scenario, chosen = plan.scenario, plan.chosen.deployment
     for name, factor in product(("max_num_seqs", "max_num_batched_tokens"), (0.5, 2)):
         value = max(1, int(getattr(chosen.args, name) * factor))
         if name in scenario.engine_args or value > chosen.args.max_num_batched_tokens * 2:
@@ -162,8 +167,7 @@ def check_halves(plan: Plan) -> Iterator[str]:
         memory = get_memory_plan(other)
         if other.args.max_num_seqs > other.args.max_num_batched_tokens or memory.status != "ok":
             continue
-        if store.is_met(other, tolerance) and store.dominates(other, chosen):
-            yield f"{describe_args(other)} dominates {describe_args(chosen)}"
+        yield from check_likelier(plan, other)
 
 
 def pin(asked: dict[str, Any], plan: Plan, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
