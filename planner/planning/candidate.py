@@ -1,6 +1,7 @@
 """One deployment under a scenario's traffic, held against its service level."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.core.number_format import format_probability
@@ -193,7 +194,7 @@ class Candidate:
     def rank_cost(self) -> tuple[bool, float]:
         """Its cost, and what pipeline stages inside a machine have to save beside it."""
         unpriced, cost = self.cost_key
-        return unpriced, cost * (MAX_PRICE_WITHOUT_STAGES if self.has_inner_stages else 1.0)
+        return unpriced, cost * get_stages_factor(self.prediction.pools)
 
     @property
     def has_inner_stages(self) -> bool:
@@ -229,6 +230,11 @@ class Candidate:
             f"{sum(pool.num_gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
         )
         return f"{where}, prefill {first}, decode {rest}, {describe_formats(self.deployment)}"
+
+
+def get_stages_factor(pools: Sequence[Deployment]) -> float:
+    """Get how many times its price something counts: pipeline stages inside a machine have to save a third."""
+    return MAX_PRICE_WITHOUT_STAGES if any(map(has_inner_stages, pools)) else 1.0
 
 
 def sort_by_rule(holding: list[Candidate]) -> list[Candidate]:

@@ -156,13 +156,26 @@ def tune_to_margin(store: EvaluationStore, deployment: Deployment, z: float) -> 
     """
     best, margin = deployment, store.get_margin(deployment, z)
     while margin > 1:
-        neighbours = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
+        limit = store.get_tightest_limit(best, z)
+        neighbours = [
+            each
+            for each in generate_neighbours(store.scenario, best, store.get_max_running(best))
+            if _may_help(limit, best, each)
+        ]
         margins = store.get_margins(neighbours, z)
         nearest = min(margins, default=math.inf)
         if (margin - nearest) * MAX_TUNING_STEPS < margin - 1:
             break
         best, margin = neighbours[margins.index(nearest)], nearest
     return best
+
+
+def _may_help(limit: str, now: Deployment, then: Deployment) -> bool:
+    """Tell whether a change points where a limit is kept: fewer slots shorten no wait, more no step."""
+    slots = then.args.max_num_seqs - now.args.max_num_seqs
+    return not (
+        (slots > 0 and limit.endswith(("TPOT", "ITL"))) or (slots < 0 and limit.endswith("TTFT"))
+    )
 
 
 def tune_to_probability(

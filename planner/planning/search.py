@@ -15,6 +15,7 @@ only where those fail. The search stops when the cheapest open family costs more
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -40,6 +41,7 @@ from planner.planning.billing import (
     compare_to_api,
 )
 from planner.planning.candidate import (
+    CLEARLY_LIKELIER,
     MAX_PRICE_WITHOUT_STAGES,
     PROBABILITY_TIE,
     SAME_PRICE_SHARE,
@@ -108,8 +110,10 @@ MAX_DESCRIBED = 12
 """Cheaper deployments that are told with what short simulations say of them, nearest first."""
 
 
-_Open = tuple[tuple[bool, float], bool, int, int]
-"""Price of the fewest open replicas, whether it has inner stages, its turn, its family."""
+_Open = tuple[tuple[bool, float], int, int]
+"""Price of the fewest open replicas, its turn, its family."""
+_Passed = tuple[Candidate, Family]
+"""What passed short simulations, and its family."""
 SMALLEST = "one GPU"
 """What `BindingConstraint.constraint` is where no smaller deployment exists."""
 
@@ -293,25 +297,19 @@ def _search_unified(scenario: Scenario) -> Plan:
     """Search replicas that do both, prefill and decode."""
     search, rejected, gamble = _search_for_gamble(scenario)
     others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
-    asked = scenario.confidence
-    recommended = search.find_cheapest(asked, others=others) if gamble else []
-    recommended = search.add_usual(recommended, asked)
+    recommended = search.find_cheapest(scenario.confidence, gamble, others) if gamble else []
     safe = []
     if recommended:
-        unpriced, price = recommended[0].price_key
-        safe = search.find_cheapest(
-            SAFE_PROBABILITY, max_price=(unpriced, MAX_SAFE_PRICE_FACTOR * price),
-            inner_stages=recommended[0].has_inner_stages,
-        )  # fmt: skip
-        first = recommended[0]
+        first, (unpriced, cost) = recommended[0], recommended[0].rank_cost
+        most = unpriced, MAX_SAFE_PRICE_FACTOR * cost
+        safe = search.find_cheapest(SAFE_PROBABILITY, recommended[:1], max_price=most)
         if safe and (
             safe[0].placement_key == first.placement_key  # with other arguments
             or _price_all_hours(scenario, safe[0])
             <= _price_all_hours(scenario, first, SAME_PRICE_SHARE)
         ):
             recommended = [safe[0], *recommended[1:]]
-    elif gamble:
-        gamble = search.add_usual(gamble, GAMBLE_PROBABILITY)
+        gamble = sorted([*gamble, recommended[0]], key=attrgetter("cost_key"))
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 
@@ -325,22 +323,21 @@ def _price_all_hours(
 
 
 def _search_for_gamble(
-    scenario: Scenario, *, inner_stages: bool = True
+    scenario: Scenario,
 ) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
     """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
 
     Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
-    them where tensor parallelism in a machine, or more replicas, do. Without `inner_stages` none
-    has pipeline stages inside a machine, nor spans machines.
+    them where tensor parallelism in a machine, or more replicas, do.
     """
     search, rejected = _Search(scenario, [], EvaluationStore(scenario)), []
     gamble: list[Candidate] = []
-    for layouts in (_fits_in_machine, _spans_machines)[: 1 + inner_stages]:
+    for layouts in (_fits_in_machine, _spans_machines):
         families, refused = build_families(scenario, layouts)
         search.families += families
         rejected += refused
         if families:
-            gamble = search.find_cheapest(GAMBLE_PROBABILITY, inner_stages=inner_stages)
+            gamble = search.find_cheapest(GAMBLE_PROBABILITY)
         if gamble:
             break
     return search, rejected, gamble
@@ -369,81 +366,77 @@ class _Search:
 
     @show_step("simulating layouts")
     def find_cheapest(
-        self, probability: float, *, others: int = 0,
-        max_price: tuple[bool, float] = (True, math.inf), inner_stages: bool = True,
+        self, probability: float, known: Sequence[Candidate] = (), others: int = 0,
+        max_price: tuple[bool, float] = (True, math.inf),
     ) -> list[Candidate]:  # fmt: skip
         """Find the cheapest deployment that meets every target with `probability`.
 
-        It comes first; the next that do with other GPUs or layouts follow, up to `others`. Without
-        `inner_stages` none has pipeline stages inside a machine.
+        It comes first, `known` where that is likely enough; the next that do with other GPUs or layouts
+        follow, up to `others`.
         """
-        open_families, passed, chosen = (
-            list[_Open](),
-            list[tuple[Candidate, Family]](),
-            list[Candidate](),
-        )
-        probes_left = MAX_RUNNER_UP_PROBES
+        chosen = [each for each in known[:1] if each.probability >= probability]
+        heap, passed, probes_left = list[_Open](), list[_Passed](), MAX_RUNNER_UP_PROBES
 
         def push(family: Family) -> None:
             if (fewest := self._count_fewest(family, probability)) <= family.max_replicas:
-                price = family.price(self.scenario, fewest)
-                order = has_inner_stages(family.start), len(open_families)
-                heappush(open_families, (price, *order, self.families.index(family)))
+                price = family.rank_price(self.scenario, fewest)
+                heappush(heap, (price, len(heap), self.families.index(family)))
 
         for family in self.families:
-            if inner_stages or not has_inner_stages(family.start):
+            if not chosen or others:
                 push(family)
-        while (open_families or passed) and len(chosen) <= others and probes_left:
-            limit = min((each.price_key for each, _ in passed), default=max_price)
-            limit = limit[0], limit[1] * (1 + TIED_PRICE_SHARE)
+        while (heap or passed) and len(chosen) <= others and probes_left:
             if probability > GAMBLE_PROBABILITY and is_out_of_time():
-                open_families, self.is_cut = [], True
-            if open_families and open_families[0][0] <= limit:
-                family = self.families[heappop(open_families)[-1]]
-                most = max_price if chosen else limit
+                heap, self.is_cut = [], True
+            most = max_price
+            if chosen:
+                most = chosen[0].rank_cost[0], MAX_SAFE_PRICE_FACTOR * chosen[0].rank_cost[1]
+            if passed:
+                unpriced, cost = min(each.rank_cost for each, _ in passed)
+                most = unpriced, cost * (1 + TIED_PRICE_SHARE)
+            if heap and heap[0][0] <= most:
+                family = self.families[heappop(heap)[-1]]
                 if found := self._find_fewest(family, probability, most):
                     passed.append((self.describe(found, family), family))
                 probes_left -= bool(chosen)
             elif passed:
-                new, judged = self._judge(passed, limit, probability)
-                for each, family in judged:
-                    passed = [one for one in passed if one[1] is not family]
-                    if each not in new:
-                        push(family)
-                known = {each.display_key for each in chosen}
-                chosen += [each for each in new if each.display_key not in known][:1]
+                tied = [one for one in passed if one[0].rank_cost <= most]
+                passed = [one for one in passed if one not in tied]
+                holding, failed = self._judge(tied, probability, is_first=not chosen)
+                for family in failed:
+                    push(family)
+                shown = {each.display_key for each in chosen}
+                chosen += [each for each in holding if each.display_key not in shown][:1]
             else:
                 break
         return chosen
 
     def _judge(
-        self, passed: list[tuple[Candidate, Family]], limit: tuple[bool, float], probability: float
-    ) -> tuple[list[Candidate], list[tuple[Candidate, Family]]]:
-        """Judge what passed up to a price by full simulations; return what holds, the best first, and all."""
-        judged, holding = list[tuple[Candidate, Family]](), list[Candidate]()
-        tied = {id(one): (one, family) for one, family in passed if one.price_key <= limit}
-        for candidate, family in (
-            tied[id(one)] for one in sort_by_rule([one for one, _ in tied.values()])
-        ):
-            if holding and candidate.probability < holding[0].probability + PROBABILITY_TIE:
-                continue  # no better than what holds
-            usual = family.start.with_replicas(candidate.deployment.layout.replicas)
-            tuned = tune_to_probability(self.store, candidate.deployment, usual, probability)
-            self.tuned[usual] = tuned
-            stated = self._state_of_family(tuned, family)
-            judged.append((stated, family))
-            if stated.is_feasible and stated.probability >= probability - 1e-9:
-                holding.append(stated)
-            else:
-                self._refute(tuned, family, probability, 1.0)
-        return sort_by_rule(holding), judged
+        self, tied: list[_Passed], probability: float, *, is_first: bool
+    ) -> tuple[list[Candidate], list[Family]]:
+        """Judge by full simulations what passed at about one price; return what holds, best first, and what does not.
 
-    def add_usual(self, found: list[Candidate], probability: float) -> list[Candidate]:
-        """Add what people build where the cheapest has stages in a machine; return the best by the rule first."""
-        if found and found[0].has_inner_stages:
-            found = [*found, *self.find_cheapest(probability, inner_stages=False)]
-            return sorted(found, key=attrgetter("rank_key"))
-        return found
+        What comes first has its arguments tuned. What is no likelier than what holds is not simulated.
+        """
+        holding, failed = list[Candidate](), list[Family]()
+        families = {id(candidate): family for candidate, family in tied}
+        for candidate in sort_by_rule([candidate for candidate, _ in tied]):
+            if holding and candidate.probability < holding[0].probability + PROBABILITY_TIE:
+                continue
+            deployment, family = candidate.deployment, families[id(candidate)]
+            if is_first:
+                usual = family.start.with_replicas(deployment.layout.replicas)
+                deployment = tune_to_probability(self.store, deployment, usual, probability)
+                self.tuned[usual] = deployment
+            short = self.store.find_probability(deployment, SAFE_ENOUGH_SIGMAS)
+            if short >= probability - CLEARLY_LIKELIER:
+                stated = self._state_of_family(deployment, family)
+                if stated.is_feasible and stated.probability >= probability - 1e-9:
+                    holding.append(stated)
+                    continue
+            self._refute(deployment, family, probability, 1.0)
+            failed.append(family)
+        return sort_by_rule(holding), failed
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
         """The tolerance that `probability` asks for, beside what memory risks."""
@@ -621,7 +614,7 @@ def _describe_others(
     as cost no more.
     """
     chosen, scenario = cheaper_than, search.scenario
-    limit = chosen.price_key if chosen and not chosen.at_risk else (True, math.inf)
+    limit = chosen.rank_cost if chosen and not chosen.at_risk else (True, math.inf)
 
     def get_key(candidate: Candidate, deployment: Deployment) -> tuple[object, int]:
         return candidate.family_key, deployment.layout.replicas
@@ -631,10 +624,8 @@ def _describe_others(
         found.setdefault(get_key(candidate, candidate.deployment), candidate)
     described = 0
     for margin, deployment, family in sorted(search.nearest, key=itemgetter(0)):
-        price, key = (
-            family.price(scenario, deployment.layout.replicas),
-            get_key(family.most, deployment),
-        )
+        key = get_key(family.most, deployment)
+        price = family.rank_price(scenario, deployment.layout.replicas)
         if (
             chosen
             and margin <= HOPELESS_MARGIN
@@ -836,8 +827,8 @@ def _find_binding_constraint(
     cheaper = [
         (margin, deployment, family.preference_key)
         for margin, deployment, family in search.nearest
-        if _add_rounding(family.price(search.scenario, deployment.layout.replicas))
-        < chosen.price_key
+        if _add_rounding(family.rank_price(search.scenario, deployment.layout.replicas))
+        < chosen.rank_cost
     ]
     if cheaper:
         _, deployment, preference = min(cheaper, key=lambda each: each[0])

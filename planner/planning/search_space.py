@@ -18,7 +18,12 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import Model, load_model
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
 from planner.parallelism.start_gate import explain_refused_model
-from planner.planning.candidate import Candidate, describe_deployment, mark_as_tuned
+from planner.planning.candidate import (
+    Candidate,
+    describe_deployment,
+    get_stages_factor,
+    mark_as_tuned,
+)
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.engine_tuning import generate_startable
 from planner.planning.evaluation import evaluate_candidates
@@ -71,10 +76,15 @@ class Family:
         gpus = deployment.num_gpus_billed
         return (price is None, float(gpus) if price is None else price.median_usd * gpus)
 
+    def rank_price(self, scenario: Scenario, replicas: int) -> tuple[bool, float]:
+        """That price as `Candidate.rank_cost` has it."""
+        unpriced, price = self.price(scenario, replicas)
+        return unpriced, price * get_stages_factor([self.start])
+
     def count_affordable(self, scenario: Scenario, max_price: tuple[bool, float]) -> int:
-        """Count the replicas that cost at most `max_price`."""
+        """Count the replicas that rank at most at `max_price`."""
         counts = range(1, self.max_replicas + 1)
-        return bisect_right(counts, max_price, key=partial(self.price, scenario))
+        return bisect_right(counts, max_price, key=partial(self.rank_price, scenario))
 
 
 @show_step("estimating layouts")

@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 
 from planner.core.errors import PlannerError
-from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
     LATENCY_STATISTICS,
@@ -95,6 +94,7 @@ class EvaluationStore:
     _bounds: dict[Deployment, tuple[float, float]] = field(default_factory=dict)
     _probabilities: dict[Deployment, float] = field(default_factory=dict)
     _running: dict[Deployment, int] = field(default_factory=dict)
+    _served: dict[Deployment, float] = field(default_factory=dict)  # requests/s of a replica
 
     def get_margin(self, deployment: Deployment, z: float) -> float:
         """Replay `deployment` at `z` and get the largest share of any limit that it takes.
@@ -105,6 +105,12 @@ class EvaluationStore:
         if key not in known:
             self._keep(deployment, z, self._simulate_uses(deployment, z))
         return max(known[key].values(), default=0.0)
+
+    def get_tightest_limit(self, deployment: Deployment, z: float) -> str:
+        """Get the name of the limit of which `deployment` uses most at `z`; empty without any."""
+        self.get_margin(deployment, z)
+        uses = self._uses[deployment][round(z, 3)]
+        return max(uses, key=lambda name: uses[name], default="")
 
     def _keep(self, deployment: Deployment, z: float, uses: dict[str, float]) -> None:
         """Keep the shares at `z`, and what they say of other step costs."""
@@ -295,9 +301,14 @@ class EvaluationStore:
         if scenario.workload.rate is None:
             share = compute_slot_share(scenario, deployment)  # slower steps change no slot
             return share if share > 1 else 0.0
-        performance = evaluate(deployment, load).performance
-        served = get_capacity_rps(scenario, performance) if performance else None
-        return self._divide_load(scenario, deployment, load, z, served)
+        replicas = deployment.layout.replicas
+        # reuse of a trace's prefixes depends on the replicas, else each serves as much as one
+        key = deployment.with_replicas(1) if not load.uses_trace_prefixes else deployment
+        if key not in self._served:
+            performance = evaluate(deployment, load).performance
+            served = get_capacity_rps(scenario, performance) if performance else None
+            self._served[key] = served.mid / replicas if served else 0.0
+        return self._divide_load(scenario, deployment, load, z, self._served[key] * replicas)
 
     def _compute_load_share(
         self, scenario: Scenario, deployment: Deployment, load: Workload, z: float
@@ -310,17 +321,17 @@ class EvaluationStore:
             served = performance.request_tps if performance else None
         else:
             served = estimate_capacity(deployment, load)
-        return self._divide_load(scenario, deployment, load, z, served)
+        return self._divide_load(scenario, deployment, load, z, served.mid if served else 0.0)
 
     def _divide_load(
         self, scenario: Scenario, deployment: Deployment, load: Workload, z: float,
-        served: Interval | None,
+        served: float,
     ) -> float:  # fmt: skip
         admitted = (
             scenario.workload.rate if scenario.offline else compute_admitted_rps(deployment, load)
         )
         asked = (admitted or 0.0) * math.exp(build_step_model(deployment, load).sigma_capacity * z)
-        return asked / max((served.mid if served else 0.0) * (1 - scenario.headroom), 1e-12)
+        return asked / max(served * (1 - scenario.headroom), 1e-12)
 
 
 def compute_load_angle(load_sigma: float, sigmas: Any) -> Any:
