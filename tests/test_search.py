@@ -9,8 +9,10 @@ from itertools import product
 import pytest
 from shipped import plan_of, plan_once, sampled, small_fields
 
+from planner.answers import build_answer
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
+from planner.deploy.launch_spec import build_launches
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
 from planner.models.registry import load_model
@@ -366,6 +368,36 @@ def test_a_budget_that_buys_nothing_is_one_sentence() -> None:
     }  # fmt: skip
     with pytest.raises(PlannerError, match=r"budget: \$1.00 an hour buys no GPU \(H100-SXM \$"):
         parse_scenario(asked, "x")
+
+
+def test_a_published_checkpoint_is_planned_with_its_own_sizes() -> None:
+    """Qwen pads its AWQ copy to 29,696 so that groups of 128 divide over four GPUs: 29,696 = 4 x 58 x 128."""
+    asked = {
+        "question": "?", "model": "Qwen/Qwen2.5-72B-Instruct", "quantization": ["awq"],
+        "gpus": [{"gpu": "RTX-4090", "at_most": 8}], "layout": {"tp": 4},
+        "workload": {"prompt_tokens": {"mean": 1500}, "output_tokens": {"mean": 300}, "rate": 0.2},
+        "service_level": {"ttft": {"p95": 6000}, "tpot": {"p95": 120}},
+    }  # fmt: skip
+    plan = search_deployments(parse_scenario(asked, "padded"))
+    assert plan.chosen and plan.chosen.deployment.layout.tp == 4
+    model = plan.chosen.deployment.model
+    assert model.name == "Qwen/Qwen2.5-72B-Instruct-AWQ"
+    (launch,) = build_launches(plan.chosen.prediction)
+    assert "Qwen/Qwen2.5-72B-Instruct-AWQ" in str(launch.command)
+    assert "--quantization" not in str(launch.command)
+
+
+def test_what_cannot_meet_anything_is_said_after_a_few_simulated_steps() -> None:
+    """A 70B model whose first token has to come within 5 ms: no GPU reads its weights so fast."""
+    asked = {
+        "question": "?", "model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": ["fp8"],
+        "gpus": [{"gpu": "H100-SXM", "at_most": 16}, {"gpu": "L40S", "at_most": 16}],
+        "workload": {"prompt_tokens": {"mean": 3000}, "output_tokens": {"mean": 300}, "rate": 5},
+        "service_level": {"ttft": {"p95": 5}},
+    }  # fmt: skip
+    plan = search_deployments(parse_scenario(asked, "hopeless"))
+    answer = build_answer(plan, ("ways_out",))
+    assert plan.verdict == "nothing_meets" and answer.ways_out and answer.ways_out.change is None
 
 
 LLAMA_8B, CLOSED = "meta-llama/Llama-3.1-8B-Instruct", {"prompt_tokens": {"mean": 800}}

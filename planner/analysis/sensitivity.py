@@ -17,7 +17,7 @@ from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
 from planner.memory.deployment_changes import DeploymentChange
-from planner.models.registry import load_model
+from planner.models.registry import load_format, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
@@ -127,7 +127,7 @@ def _list_knob_changes(
             yield name, value, DeploymentChange(name, value)
     for quantization in (None, "fp8", "awq"):
         with suppress(PlannerError):
-            model = load_model(scenario.model, quantization=quantization)
+            model = load_format(scenario.model, quantization)
             if model.quantization.method != plan.model.quantization.method:
                 yield "weights", quantization or "checkpoint", DeploymentChange("model", model)
     for tp in filter(None, (layout.tp // 2, layout.tp * 2)):

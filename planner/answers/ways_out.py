@@ -8,9 +8,15 @@ from typing import Literal
 from planner.answers.answer import Answer, Change, Offer, Relaxation, WaysOut
 from planner.core.progress import try_each
 from planner.planning.candidate import Candidate
-from planner.planning.max_load import find_max_load
+from planner.planning.evaluation import get_load_limit_name
+from planner.planning.max_load import find_max_load, get_figure, set_figure
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan, settle_open_figure
+from planner.planning.search import (
+    HOPELESS_MARGIN,
+    Plan,
+    search_analytically,
+    settle_open_figure,
+)
 from planner.planning.what_if import allow_formats, propose_changes, search_to_end
 
 MAX_CHANGES_TRIED = 2
@@ -108,8 +114,16 @@ def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
         return (Relaxation("hours", "deadline", given, expected, slow),)
     if plan.best is None or scenario.found_figure or load.trace:
         return ()
+    mended = {*(target.name for target in scenario.slo_targets), get_load_limit_name(scenario)}
+    if not mended.issuperset(plan.best.violated_constraints):
+        return ()  # less load does not help
     kind: Literal["rate", "concurrency"] = "rate" if load.rate is not None else "concurrency"
     easier = replace(scenario, open_figure=kind, daily_profile=None)
+    least = set_figure(easier, kind, MIN_USEFUL_LOAD * get_figure(scenario, kind))
+    if all(
+        each.limit_utilization > HOPELESS_MARGIN for each in search_analytically(least).candidates
+    ):
+        return ()
     most = settle_open_figure(easier, is_simulated=True).workload
     wanted, largest = (
         (load.rate, most.rate) if kind == "rate" else (load.concurrency, most.concurrency)

@@ -168,6 +168,15 @@ def load_model(
 
 
 @lru_cache(maxsize=256)
+def load_format(source: str, quantization: str | None) -> Model:
+    """Load a model in a format: its published checkpoint where one is known, else converted on load."""
+    model, published = load_model(source), None
+    if quantization is not None and not (model.quantization.schemes or model.is_inferred):
+        published = _find_published_checkpoint(quantization, model)
+    return load_model(published) if published else load_model(source, quantization=quantization)
+
+
+@lru_cache(maxsize=256)
 def _apply_format(requested: str, model: Model) -> Model:
     """Return the model in the requested format: as stored, converted, or another checkpoint.
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from planner.core.progress import get_progress_watch, try_each
 from planner.core.text import format_count
-from planner.models.registry import load_model
+from planner.models.registry import load_format
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import evaluate_candidates
 from planner.planning.search import Plan, tune_candidate
@@ -97,7 +97,7 @@ def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str
     same = {
         k
         for k, quantization in enumerate(scenario.quantizations)
-        if load_model(scenario.model, quantization=quantization) == chosen.deployment.model
+        if load_format(scenario.model, quantization) == chosen.deployment.model
     }
     for position, options in enumerate(names):
         for k, what in enumerate(options):

@@ -18,7 +18,7 @@ from planner.core.errors import PlannerError
 from planner.core.progress import advance, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
 from planner.memory.memory_plan import get_memory_plan
-from planner.models.registry import load_model
+from planner.models.registry import load_format
 from planner.parallelism.layouts import list_legal_layouts
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.candidate import Candidate
@@ -112,7 +112,7 @@ def _generate_worker_shapes(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations),
         enumerate(scenario.kv_cache_dtypes),
     ):  # fmt: skip
-        model, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
+        model, workers = load_format(scenario.model, quantization), list[Deployment]()
         if variant.engine.facts.kv_handover == "none" or explain_refused_model(
             model, candidate_gpu.gpu, variant.engine
         ):

@@ -27,6 +27,8 @@ LORA_SLOT_VALUES = (1, 4, 16, 64, 256, 1024)
 """Values of max_loras for scenarios with adapters: more of them in a step, and less memory for the KV cache."""
 MIN_UTILIZATION_GAIN = 0.01
 """Less of a GPU's memory is not worth another gpu_memory_utilization."""
+MIN_ROOM_GAIN = 1.25
+"""So many times the KV cache is worth a search with more of the GPU's memory from the start."""
 
 
 def generate_startable(scenario: Scenario, usual: Deployment) -> Iterator[Deployment]:
@@ -46,6 +48,21 @@ def generate_startable(scenario: Scenario, usual: Deployment) -> Iterator[Deploy
         changed_args = {"gpu_memory_utilization": args.gpu_memory_utilization, **change}
         with suppress(PlannerError):  # engines have rules for how their arguments go together
             yield from _keep_startable(apply_engine_args(scenario, usual, **changed_args))
+
+
+def generate_roomier(scenario: Scenario, usual: Deployment) -> Iterator[Deployment]:
+    """Generate `usual` with the largest share of the memory that lasts, where its weights leave little else."""
+    lasting, args = list_memory_utilizations(usual)[0], usual.args
+    is_larger = lasting >= args.gpu_memory_utilization + MIN_UTILIZATION_GAIN
+    if is_larger and "gpu_memory_utilization" not in scenario.engine_args:
+        with suppress(PlannerError):
+            changed = apply_engine_args(
+                scenario, usual, gpu_memory_utilization=lasting,
+                max_num_batched_tokens=args.max_num_batched_tokens, max_loras=args.max_loras,
+            )  # fmt: skip
+            pools = [get_memory_plan(each).pool.num_blocks for each in (usual, changed)]
+            if pools[1] >= MIN_ROOM_GAIN * pools[0]:
+                yield from _keep_startable(changed)
 
 
 def apply_engine_args(scenario: Scenario, usual: Deployment, **knobs: float) -> Deployment:
@@ -164,7 +181,7 @@ def tune_to_margin(store: EvaluationStore, deployment: Deployment, z: float) -> 
         ]
         margins = store.get_margins(neighbours, z)
         nearest = min(margins, default=math.inf)
-        if (margin - nearest) * MAX_TUNING_STEPS < margin - 1:
+        if not (margin - nearest) * MAX_TUNING_STEPS >= margin - 1:  # infinite ones do not either
             break
         best, margin = neighbours[margins.index(nearest)], nearest
     return best

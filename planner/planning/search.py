@@ -26,7 +26,7 @@ from planner.core.progress import advance, get_progress_watch, is_out_of_time, s
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.latency.performance import Performance
-from planner.models.registry import load_model
+from planner.models.registry import load_format
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import (
     AutoscalingPlan,
@@ -62,7 +62,6 @@ from planner.planning.evaluation import (
     REPLICA_LIMITS,
     check_against_slos,
     estimate_run_hours,
-    evaluate_candidate,
     evaluate_candidates,
     get_candidate_workload,
 )
@@ -82,6 +81,7 @@ from planner.planning.scenario_schema import OpenFigure
 from planner.planning.search_space import (
     Family,
     RejectedOption,
+    breaks_power,
     build_families,
     estimate_fewest,
 )
@@ -458,11 +458,9 @@ class _Search:
         """Find the fewest replicas that pass short replays, up to a price; None if none do."""
         few, best = self._count_fewest(family, probability), None
         many = family.count_affordable(self.scenario, max_price)
-        if self.scenario.power_at_most is not None and few <= many:
-            least = evaluate_candidate(self.scenario, family.start, few, family.preference_key)
-            if "power" in least.violated_constraints:  # and more replicas take more
-                self._refute(family.most.deployment, family, probability, math.inf)
-                return None
+        if few <= many and breaks_power(self.scenario, family, few):
+            self._refute(family.most.deployment, family, probability, math.inf)
+            return None
         count = many if math.isfinite(max_price[1]) else few
         while few <= many:
             tuned, margin = self._probe(family, count, probability)
@@ -638,7 +636,7 @@ def _describe_others(
             if (described := described + 1) == MAX_DESCRIBED:
                 break
     families = {candidate.family_key for candidate in found.values()}
-    rest = [family for family in search.families if family.key not in families]
+    rest = [*{each.key: each for each in search.families if each.key not in families}.values()]
     counts = [max(family.count_affordable(scenario, limit), 1) for family in rest]
     cases = [
         (family.start, n, family.preference_key) for family, n in zip(rest, counts, strict=True)
@@ -895,7 +893,7 @@ def get_reference_deployment(plan: Plan) -> Deployment:
     if plan.best:
         return plan.best.deployment
     scenario, candidate_gpu = plan.scenario, plan.scenario.gpus[0]
-    model = load_model(scenario.model, quantization=scenario.quantizations[-1])
+    model = load_format(scenario.model, scenario.quantizations[-1])
     layouts = list_legal_layouts(
         model,
         candidate_gpu.gpu,

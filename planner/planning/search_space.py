@@ -15,7 +15,7 @@ from planner.engines.layout import ParallelLayout
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
-from planner.models.registry import Model, load_model
+from planner.models.registry import Model, load_format
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.candidate import (
@@ -25,8 +25,8 @@ from planner.planning.candidate import (
     mark_as_tuned,
 )
 from planner.planning.deployment_builder import build_deployment
-from planner.planning.engine_tuning import generate_startable
-from planner.planning.evaluation import evaluate_candidates
+from planner.planning.engine_tuning import generate_roomier, generate_startable
+from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
 from planner.planning.scenario import CandidateGpu, Scenario
 
 
@@ -102,6 +102,10 @@ def build_families(
         if started := next(generate_startable(scenario, deployment), None):
             kept = preference if started == deployment else mark_as_tuned(preference)
             options.append((started, most, kept))
+            options += [
+                (roomier, most, mark_as_tuned(preference))
+                for roomier in generate_roomier(scenario, started)
+            ]
         else:
             gpus, what = deployment.layout.gpus_per_replica, describe_deployment(deployment)
             reason = get_memory_plan(deployment).reason
@@ -113,6 +117,14 @@ def build_families(
         )
     ]
     return families, rejected
+
+
+def breaks_power(scenario: Scenario, family: Family, replicas: int) -> bool:
+    """Tell whether so many replicas, and then more as well, take more power than the scenario allows."""
+    if scenario.power_at_most is None:
+        return False
+    found = evaluate_candidate(scenario, family.start, replicas, family.preference_key)
+    return "power" in found.violated_constraints
 
 
 def estimate_fewest(
@@ -156,7 +168,7 @@ def generate_search_options(
     ):
         gpu, model, engine = (
             candidate_gpu.gpu,
-            load_model(scenario.model, quantization=quantization),
+            load_format(scenario.model, quantization),
             under.engine,
         )
         if reason := explain_refused_model(model, gpu, engine):

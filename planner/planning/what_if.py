@@ -10,15 +10,14 @@ from planner.core.number_format import format_limit_seconds
 from planner.core.progress import is_out_of_time, try_each
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
-from planner.memory.memory_plan import get_memory_plan
-from planner.models.registry import load_model
+from planner.models.registry import load_format
 from planner.planning.candidate import CLEARLY_LIKELIER, Candidate, mark_as_tuned
 from planner.planning.engine_tuning import tune_to_margin, tune_to_probability
-from planner.planning.evaluation import evaluate_candidates, may_be_feasible
+from planner.planning.evaluation import may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import LayoutEntry
-from planner.planning.search import Plan, search_analytically, search_deployments
-from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
+from planner.planning.search import HOPELESS_MARGIN, Plan, search_analytically, search_deployments
+from planner.planning.search_space import Family, breaks_power, build_families
 from planner.planning.slo import SloTarget, compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, state_deployment
 
@@ -240,7 +239,7 @@ def allow_formats(scenario: Scenario) -> Scenario | None:
         if kind in ("fp8", "awq"):
             method = changed.quantizations[-1]
             with suppress(PlannerError):  # a format that this model cannot take
-                load_model(scenario.model, quantization=method)
+                load_format(scenario.model, method)
                 formats = (*allowed.quantizations, method)
                 allowed = replace(allowed, quantizations=formats)
         elif kind == "cache":
@@ -372,7 +371,7 @@ def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
         rates = [
             (_is_promising(each), not each.cost_key[0], performance.capacity.mid / each.cost_key[1])
             for each in _evaluate_all_layouts(scenario, candidate_gpu)
-            if may_be_feasible(each)
+            if may_be_feasible(each) and each.limit_utilization <= HOPELESS_MARGIN
             if (performance := each.prediction.performance) and performance.capacity
         ]
         if rates:
@@ -384,7 +383,7 @@ def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
 def _evaluate_all_layouts(scenario: Scenario, candidate_gpu: CandidateGpu) -> list[Candidate]:
     """Evaluate every layout on up to two machines, in as many replicas as allowed, analytically."""
     max_gpus = 2 * candidate_gpu.max_machine_gpus
-    cases: list[SearchOption | RejectedOption] = []
+    families = list[Family]()
     single = replace(
         scenario,
         gpus=(candidate_gpu,),
@@ -393,11 +392,8 @@ def _evaluate_all_layouts(scenario: Scenario, candidate_gpu: CandidateGpu) -> li
     )
     for quantization in scenario.quantizations:
         with suppress(PlannerError):  # a format that this model cannot take
-            cases += generate_search_options(
+            families += build_families(
                 replace(single, quantizations=(quantization,)),
                 lambda _, layout: layout.num_gpus <= max_gpus,
-            )
-    legal = [case for case in cases if not isinstance(case, RejectedOption)]
-    return evaluate_candidates(
-        scenario, [case for case in legal if get_memory_plan(case[0]).can_start]
-    )
+            )[0]
+    return [family.most for family in families if not breaks_power(scenario, family, 1)]
