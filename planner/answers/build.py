@@ -530,7 +530,7 @@ class _Builder:
             if scenario.kv_cache_dtypes != self.scenario.kv_cache_dtypes:
                 entry = load_catalog("kv_cache_formats.yaml", WeightFormatEntry).get(str(cache))
             elif offer.outside != "gpu":
-                entry = load_weight_formats().get(model.quantization.method)
+                entry = load_weight_formats().get(model.quantization.method.removesuffix("_block"))
             yield UnlistedOption(
                 offer, entry.quality if entry else "", entry.source if entry else ""
             )

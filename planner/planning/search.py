@@ -424,18 +424,20 @@ class _Search:
             if holding and candidate.probability < holding[0].probability + PROBABILITY_TIE:
                 continue
             deployment, family = candidate.deployment, families[id(candidate)]
+            usual = family.start.with_replicas(deployment.layout.replicas)
             if is_first:
-                usual = family.start.with_replicas(deployment.layout.replicas)
                 deployment = tune_to_probability(self.store, deployment, usual, probability)
                 self.tuned[usual] = deployment
-            short = self.store.find_probability(deployment, SAFE_ENOUGH_SIGMAS)
-            if short >= probability - CLEARLY_LIKELIER:
-                stated = self._state_of_family(deployment, family)
-                if stated.is_feasible and stated.probability >= probability - 1e-9:
-                    holding.append(stated)
-                    continue
-            self._refute(deployment, family, probability, 1.0)
-            failed.append(family)
+            for each in dict.fromkeys((deployment, usual)):  # what falls short, with the defaults
+                short = self.store.find_probability(each, SAFE_ENOUGH_SIGMAS)
+                if short >= probability - CLEARLY_LIKELIER:
+                    stated = self._state_of_family(each, family)
+                    if stated.is_feasible and stated.probability >= probability - 1e-9:
+                        holding.append(stated)
+                        break
+            else:
+                self._refute(deployment, family, probability, 1.0)
+                failed.append(family)
         return sort_by_rule(holding), failed
 
     def _get_z(self, deployment: Deployment, probability: float) -> float:
