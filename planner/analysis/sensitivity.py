@@ -17,9 +17,9 @@ from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
 from planner.memory.deployment_changes import DeploymentChange
-from planner.models.registry import load_format, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
+from planner.planning.deployment_builder import load_format
 from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search_deployments
@@ -171,7 +171,7 @@ def reset_tuning(scenario: Scenario, gpu: CandidateGpu | None = None) -> Scenari
 
     Its GPU is `gpu`; without one the first that the scenario names.
     """
-    candidate_gpu, model = gpu or scenario.gpus[0], load_model(scenario.model)
+    candidate_gpu, model = gpu or scenario.gpus[0], load_format(scenario.model, None)
     args = resolve_engine_args({}, scenario.engine, candidate_gpu.gpu, model)
     defaults = {"max_model_len": args.max_model_len, "max_num_seqs": args.max_num_seqs}
     return replace(

@@ -168,15 +168,6 @@ def load_model(
 
 
 @lru_cache(maxsize=256)
-def load_format(source: str, quantization: str | None) -> Model:
-    """Load a model in a format: its published checkpoint where one is known, else converted on load."""
-    model, published = load_model(source), None
-    if quantization is not None and not (model.quantization.schemes or model.is_inferred):
-        published = _find_published_checkpoint(quantization, model)
-    return load_model(published) if published else load_model(source, quantization=quantization)
-
-
-@lru_cache(maxsize=256)
 def _apply_format(requested: str, model: Model) -> Model:
     """Return the model in the requested format: as stored, converted, or another checkpoint.
 
@@ -196,7 +187,7 @@ def _apply_format(requested: str, model: Model) -> Model:
     if model.is_inferred and q.is_container_name(requested) and stored.method in ("gptq", "awq"):
         return replace(model, quantization=q.parse_quantization("int4"))
     note = f"{model.name} is stored in {stored.method}; planned"
-    published = _find_published_checkpoint(requested, model)
+    published = find_published_checkpoint(requested, model)
     is_fp8 = stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8
     if is_fp8 and converted.method == "nvfp4":
         note += f" with all its linear layers converted to {requested}"
@@ -220,7 +211,7 @@ def _convert_quantization(requested: str, model: Model) -> q.CheckpointQuantizat
     return quantization
 
 
-def _find_published_checkpoint(requested: str, model: Model) -> str | None:
+def find_published_checkpoint(requested: str, model: Model) -> str | None:
     """Find a checkpoint of the same model in the requested format in the catalog."""
     bare = _split_format_from_name(model.name)[0]
     matches = (

@@ -7,8 +7,8 @@ from typing import Literal
 
 from planner.core.progress import get_progress_watch, try_each
 from planner.core.text import format_count
-from planner.models.registry import load_format
 from planner.planning.candidate import Candidate
+from planner.planning.deployment_builder import load_format
 from planner.planning.evaluation import evaluate_candidates
 from planner.planning.search import Plan, tune_candidate
 from planner.planning.search_space import fit_to_budget

@@ -9,7 +9,7 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.memory_plan import get_memory_plan
-from planner.models.registry import Model
+from planner.models.registry import Model, find_published_checkpoint, load_model
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.memory_odds import list_memory_utilizations
 from planner.planning.scenario import CandidateGpu, Scenario
@@ -23,6 +23,15 @@ DEFAULT_LORA_SLOTS = 16
 """Default max_loras, the adapter slots; the search tries others (`planning.engine_tuning`)."""
 MAX_NUM_SEQS = 1024
 """The largest max_num_seqs tried: vLLM's own default on its largest GPUs."""
+
+
+@lru_cache(maxsize=256)
+def load_format(source: str, quantization: str | None) -> Model:
+    """Load a model in a format: its published checkpoint where one is known, else converted on load."""
+    model, published = load_model(source), None
+    if quantization is not None and not (model.quantization.schemes or model.is_inferred):
+        published = find_published_checkpoint(quantization, model)
+    return load_model(published) if published else load_model(source, quantization=quantization)
 
 
 @lru_cache(maxsize=64)

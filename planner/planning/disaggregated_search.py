@@ -18,11 +18,10 @@ from planner.core.errors import PlannerError
 from planner.core.progress import advance, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
 from planner.memory.memory_plan import get_memory_plan
-from planner.models.registry import load_format
 from planner.parallelism.layouts import list_legal_layouts
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.candidate import Candidate
-from planner.planning.deployment_builder import build_deployment
+from planner.planning.deployment_builder import build_deployment, load_format
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.evaluation import check_against_slos
 from planner.planning.scenario import CandidateGpu, Scenario

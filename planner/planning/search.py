@@ -26,7 +26,6 @@ from planner.core.progress import advance, get_progress_watch, is_out_of_time, s
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
 from planner.latency.performance import Performance
-from planner.models.registry import load_format
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import (
     AutoscalingPlan,
@@ -51,7 +50,7 @@ from planner.planning.candidate import (
     mark_as_tuned,
     sort_by_rule,
 )
-from planner.planning.deployment_builder import build_deployment
+from planner.planning.deployment_builder import build_deployment, load_format
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
     SAFE_ENOUGH_SIGMAS,

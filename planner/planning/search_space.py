@@ -15,7 +15,7 @@ from planner.engines.layout import ParallelLayout
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.hardware.prices import look_up_gpu_price
 from planner.memory.memory_plan import get_memory_plan
-from planner.models.registry import Model, load_format
+from planner.models.registry import Model
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.candidate import (
@@ -24,7 +24,7 @@ from planner.planning.candidate import (
     get_stages_factor,
     mark_as_tuned,
 )
-from planner.planning.deployment_builder import build_deployment
+from planner.planning.deployment_builder import build_deployment, load_format
 from planner.planning.engine_tuning import generate_roomier, generate_startable
 from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
 from planner.planning.scenario import CandidateGpu, Scenario

@@ -10,8 +10,8 @@ from planner.core.number_format import format_limit_seconds
 from planner.core.progress import is_out_of_time, try_each
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
-from planner.models.registry import load_format
 from planner.planning.candidate import CLEARLY_LIKELIER, Candidate, mark_as_tuned
+from planner.planning.deployment_builder import load_format
 from planner.planning.engine_tuning import tune_to_margin, tune_to_probability
 from planner.planning.evaluation import may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
