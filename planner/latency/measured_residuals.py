@@ -267,21 +267,6 @@ def estimate_mean_residuals(points: Sequence[OperatingPoint], metric: ResidualMe
     return np.asarray(cross @ runs.pull)
 
 
-def estimate_residual_covariance(
-    points: Sequence[OperatingPoint], metric: ResidualMetric
-) -> np.ndarray:
-    """Estimate the covariance [n, n] of the residuals of points of one engine, a run's noise included."""
-    shape, (_, cross) = load_process_shapes()[metric], _relate_to_runs(points, metric)
-    positions = np.array([point.position for point in points])
-    codes = _number_groups(points, metric)
-    prior = compute_covariance(shape, (positions, positions), (codes, codes))
-    prior[np.diag_indices_from(prior)] += shape.noise**2
-    for level, groups in zip(shape.levels.values(), codes, strict=True):
-        prior += level.unseen**2 * ((groups[:, None] == groups) & (groups < 0))
-    explained = _explain(points[0].engine, metric, cross)
-    return np.asarray(prior - explained.T @ explained)
-
-
 def _explain(engine: str, metric: ResidualMetric, cross: np.ndarray) -> np.ndarray:
     """Return what the runs that share most explain of points, as factors [runs, n] of a covariance."""
     near = np.sort(np.argsort(-cross.max(0), kind="stable")[:MAX_NEIGHBOURS])
@@ -295,18 +280,6 @@ def _whiten_runs(engine: str, metric: ResidualMetric, near: tuple[int, ...]) -> 
     among, places = runs.codes[:, near], runs.positions[list(near)]
     own = compute_covariance(shape, (places, places), (among, among))
     return np.linalg.inv(np.linalg.cholesky(own + np.diag(runs.noise[list(near)] ** 2)))
-
-
-def _number_groups(points: Sequence[OperatingPoint], metric: ResidualMetric) -> np.ndarray:
-    """Return the groups [levels, n] of points: those of the runs, or negative ones of their own."""
-    levels = load_process_shapes()[metric].levels.values()
-    codes = np.array([_relate_traits(p.engine, metric, p.traits)[0] for p in points]).T
-    for level, groups in zip(levels, codes, strict=True):
-        new: dict[tuple[str, ...], int] = {}
-        for k in np.flatnonzero(groups < 0).tolist():
-            traits = dict(points[k].traits)
-            groups[k] = new.setdefault(tuple(traits[t] for t in level.shares), -1 - len(new))
-    return codes
 
 
 @lru_cache(maxsize=65_536)
