@@ -221,8 +221,9 @@ def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_lo
     assert quiet.capacity.mid == pytest.approx(flooded.request_tps.mid)
     for end in ("lo", "mid", "hi"):
         assert getattr(quiet.capacity, end) == pytest.approx(3 * getattr(one.capacity, end))
-    # how prompts of others meet in steps is less sure than what all steps serve
-    assert flooded.request_tps.lo < quiet.capacity.lo < quiet.capacity.hi < flooded.request_tps.hi
+    # full steps are as uncertain whichever way they are asked for
+    assert flooded.request_tps.lo == pytest.approx(quiet.capacity.lo)
+    assert flooded.request_tps.hi == pytest.approx(quiet.capacity.hi)
 
 
 def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with() -> None:
