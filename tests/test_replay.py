@@ -430,7 +430,7 @@ def case(request: dict | None = None, **config: object) -> dict:
         (case({"prompt_len": None, "prompt": [["out:third", 3]]}), ["second", "out:third"]),
         (case({"colour": "red"}), ["second", "colour", "unknown field"]),
         (case({"prompt_len": 100}, enable_chunked_prefill=False), ["second", "never be scheduled", "64"]),
-        (case(policy="lifo"), ["config", "policy", "lifo"]),
+        (case(policy="lifo"), ["config", "policy", "fcfs"]),
         (case(num_blocks=1), ["config", "num_blocks", "1"]),
         (case(groups=[{"type": "sliding_window"}]), ["config", "window"]),
         (case(engine_version="0.1.0"), ["0.1.0"]),
