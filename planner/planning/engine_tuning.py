@@ -188,11 +188,8 @@ def tune_to_margin(store: EvaluationStore, deployment: Deployment, z: float) -> 
 
 
 def _may_help(limit: str, now: Deployment, then: Deployment) -> bool:
-    """Tell whether a change points where a limit is kept: fewer slots shorten no wait, more no step."""
-    slots = then.args.max_num_seqs - now.args.max_num_seqs
-    return not (
-        (slots > 0 and limit.endswith(("TPOT", "ITL"))) or (slots < 0 and limit.endswith("TTFT"))
-    )
+    """Tell whether a change points where a limit is kept: more slots make no step shorter."""
+    return then.args.max_num_seqs <= now.args.max_num_seqs or not limit.endswith(("TPOT", "ITL"))
 
 
 def tune_to_probability(
