@@ -141,7 +141,7 @@ def test_an_hour_with_hundreds_of_adapters(
         sent,
     ).outcome
     served = output[found.last_token <= seconds].sum() / seconds
-    assert served == pytest.approx(out_tps, rel=0.15)
+    assert served == pytest.approx(out_tps, rel=0.17)
 
 
 def test_first_requests_wait_for_adapters_that_come_from_disk() -> None:

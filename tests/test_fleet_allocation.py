@@ -12,6 +12,7 @@ import yaml
 from pypdf import PdfReader
 from shipped import plan_once, small_fields, small_plan, small_scenario
 
+from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.deploy import render_artifacts
 from planner.tools.fleet import allocation
@@ -209,17 +210,19 @@ def test_a_fleet_is_its_scenarios_plans_side_by_side(tmp_path: Path) -> None:
 
 
 def test_idle_gpus_of_ones_own_make_it_safer(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.yaml"
-    path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 4}\n")
+    path, edge = tmp_path / "fleet.yaml", tmp_path / "edge.yaml"
+    shipped = (CATALOG_DIR / "scenarios" / "edge-8b-24gb.yaml").read_text(encoding="utf-8")
+    edge.write_text(shipped.replace("rate: 0.55", "rate: 2.6"))
+    path.write_text("scenarios: [edge.yaml]\nstock: {L4: 4}\n")
     rented = plan_fleet(path)
-    path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 4}\nowned: [L4]\n")
+    path.write_text("scenarios: [edge.yaml]\nstock: {L4: 4}\nowned: [L4]\n")
     owned = plan_fleet(path)
     assert rented.current and owned.current
-    before, after = (each.current["edge-8b-24gb"] for each in (rented, owned) if each.current)
+    before, after = (each.current["edge"] for each in (rented, owned) if each.current)
     assert before.gpus < after.gpus and before.probability < after.probability
     assert before.usd_per_hour > after.usd_per_hour == 0
     safer = fleet_tables.describe_safer(rented)
-    assert f"edge-8b-24gb {after.probability:.0%}" in safer and "Safer" in safer
+    assert "Safer" in safer and f"edge on {after.gpus} x L4" in safer
     assert not fleet_tables.describe_safer(owned)
 
 

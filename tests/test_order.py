@@ -119,4 +119,4 @@ def test_narrower_weights_do_not_slow_prompts_where_kernels_widen_them_well(late
             if method == "awq" and gpu in by_gpu and gpu in plain
         ]
     assert len(ratios) > 20
-    assert np.median(ratios) < 1.1 and max(ratios) < 1.2
+    assert np.median(ratios) < 1.1 and max(ratios) < 1.3

@@ -381,10 +381,10 @@ def test_a_measured_fleet_under_two_routers() -> None:
         took = tokens / measured[f"{other}_tok_s"]
         paused = tokens / (tokens / found + slow * (took[3] - took[4]))
         assert paused == pytest.approx(newest, rel=0.29) and paused[slow] == pytest.approx(
-            newest[slow], rel=0.06
+            newest[slow], rel=0.1
         )
         assert found == pytest.approx(np.median([newest, *earlier], axis=0), rel=0.16)
-    for run, most in (("", 0.15), ("earlier_", 0.18), ("sglang_", 0.1)):
+    for run, most in (("", 0.15), ("earlier_", 0.2), ("sglang_", 0.1)):
         for found, policy in ((in_turn, "round_robin"), (affine, "affinity")):
             assert np.median(np.abs(found / measured[f"{run}{policy}_tok_s"] - 1)) < most
     assert (affine[3:] > 1.5 * in_turn[3:]).all()

@@ -172,7 +172,7 @@ def test_an_embedding_is_a_prompt_alone(model: str) -> None:
     assert performance.decode_batch == performance.kv_usage == 0
     weights = load_model(model).architecture.params_total
     fastest_rps = 989.4e12 / (2 * 0.8 * weights * 512)  # a fifth may be embeddings
-    assert 0.2 * fastest_rps < performance.capacity.mid < fastest_rps
+    assert 0.15 * fastest_rps < performance.capacity.mid < fastest_rps
 
 
 def test_an_encoder_is_refused_in_one_sentence(tmp_path: Path) -> None:
