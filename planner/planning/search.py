@@ -480,20 +480,21 @@ class _Search:
         start = family.start.with_replicas(replicas)
         deployment = self.tuned.get(start, start)
         margin = self._get_margin(deployment, probability)
-        if 1 < margin < math.inf:
-            running, slots = self.store.get_max_running(deployment), deployment.args.max_num_seqs
-            is_hopeless = margin > HOPELESS_MARGIN and not slots <= running < math.inf
-            single = deployment.with_args(max_num_seqs=1)  # steps on the way there may not help
-            if "max_num_seqs" not in self.scenario.engine_args and (
-                self._get_margin(single, probability) < margin
-            ):
-                deployment, is_hopeless = single, False
-            if not is_hopeless:
-                z = self._get_z(deployment, probability)
-                deployment = tune_to_margin(self.store, deployment, z)
-                margin = self._get_margin(deployment, probability)
-                self.tuned[start] = deployment
+        if margin > 1 and not self._is_hopeless(deployment, probability, margin):
+            z = self._get_z(deployment, probability)
+            deployment = tune_to_margin(self.store, deployment, z)
+            margin = self._get_margin(deployment, probability)
+            self.tuned[start] = deployment
         return deployment, margin
+
+    def _is_hopeless(self, deployment: Deployment, probability: float, margin: float) -> bool:
+        """Tell whether no engine argument makes up for a margin: neither more slots nor a single one do."""
+        running, slots = self.store.get_max_running(deployment), deployment.args.max_num_seqs
+        if margin <= HOPELESS_MARGIN or slots <= running < math.inf:
+            return False
+        single = deployment.with_args(max_num_seqs=1)
+        is_fixed = "max_num_seqs" in self.scenario.engine_args
+        return is_fixed or self._get_margin(single, probability) > HOPELESS_MARGIN
 
     def _get_margin(self, deployment: Deployment, probability: float) -> float:
         """How far the worst promise is used at the tolerance that `probability` asks for."""
