@@ -181,9 +181,10 @@ def look_up_coefficients(
 
 
 @cache
-def load_matrix_shares() -> dict[str, MatrixShares]:
-    """Load shares of peak that were timed in isolation, by die or generation."""
-    return load_catalog("calibration/matrix_shares.yaml", MatrixShares)
+def find_matrix_shares(*names: str) -> MatrixShares | None:
+    """Find the shares of peak timed in isolation, of the first of these dies and generations that has some."""
+    entries = load_catalog("calibration/matrix_shares.yaml", MatrixShares)
+    return next(filter(None, map(entries.get, names)), None)
 
 
 def adapt_to_power(gpu: Gpu, known: StepCoefficients) -> StepCoefficients:
@@ -195,8 +196,7 @@ def adapt_to_power(gpu: Gpu, known: StepCoefficients) -> StepCoefficients:
     (0.75) 0.64, 0.61. With less power for the peak than the reference, clocks fall, which costs less speed
     than power: nothing changes.
     """
-    entries = load_matrix_shares()
-    if (entry := entries.get(gpu.die) or entries.get(gpu.kernel_generation)) is None:
+    if (entry := find_matrix_shares(gpu.die, gpu.kernel_generation)) is None:
         return known
     peaks_per_watt = [
         each.peak_flops["fp16"] / each.board_limit_w for each in (gpu, get_gpu(entry.reference))

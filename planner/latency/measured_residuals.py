@@ -78,9 +78,7 @@ class ProcessShape(StrictEntry):
     levels: dict[str, ProcessLevel]
     length_scales: tuple[PositiveFloat, ...]  # of `POSITION_COLUMNS`, in ln
     noise: PositiveFloat  # standard deviation between repeats of a run
-    widths: dict[
-        str, PositiveFloat
-    ]  # factor of the standard deviation, by engine or kind of layout
+    widths: dict[str, PositiveFloat]  # factors of the deviation, by engine or kind of layout
     load: float  # exponent of the sequences over `USUAL_SEQUENCES` that it grows with
 
     @cached_property

@@ -40,8 +40,8 @@ from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import (
     adapt_to_power,
     find_era,
+    find_matrix_shares,
     get_weight_format_name,
-    load_matrix_shares,
 )
 from planner.latency.step_model import StepModel, build_target_step_model
 from planner.memory.memory_plan import get_memory_plan
@@ -291,9 +291,8 @@ def get_prior_medians(*names: str) -> dict[str, float]:
 
     Of several names the first with an entry in the kernel tables counts.
     """
-    entries = load_matrix_shares()
-    shares = next((entries[name].shares for name in names if name in entries), {})
-    return {**COMMON_MEDIANS, **shares}
+    entry = find_matrix_shares(*names)
+    return {**COMMON_MEDIANS, **(entry.shares if entry else {})}
 
 
 def compute_log_ratios(values: Mapping[str, float], bases: Mapping[str, float]) -> dict[str, float]:
