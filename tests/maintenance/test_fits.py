@@ -121,7 +121,8 @@ def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(
 
 
 def test_parts_of_a_coefficient_are_pulled_to_nothing() -> None:
-    assert set(EFFECT_LEVELS) >= {"engine", "generation", "gpu", "release", "model", "pair"}
+    assert set(EFFECT_LEVELS) >= {"engine", "generation", "die", "release", "model", "pair"}
+    assert "gpu" not in EFFECT_LEVELS  # what one GPU has of its own is its data sheet
     for parts in EFFECT_LEVELS.values():
         spreads = [parts.get("device", 0), parts.get("host", 0), *parts.get("own", {}).values()]
         assert all(0 <= spread <= 1 for spread in spreads)
