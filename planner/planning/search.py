@@ -450,7 +450,7 @@ class _Search:
         z = self._get_z(family.start, probability)
         if math.isinf(z):
             return family.max_replicas + 1
-        share = self.store.get_least_load_share(family.most.deployment, z)
+        share = self.store.get_least_load_share(family.most.prediction, z)
         return max(family.get_min_replicas(z), math.ceil(family.max_replicas * share - 1e-9))
 
     def _find_fewest(

@@ -244,7 +244,8 @@ def run_simulation(
         result = simulate_once(deployment, workload, requests, step_cost_factor=factor, seed=seed)
         return result.trim(*uncounted)
 
-    uncounted = _count_trimmed_requests(deployment, workload, requests)
+    in_flight = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
+    uncounted = _count_trimmed_requests(in_flight, requests)
     if quick:
         return SimulationRun(deployment, workload, (simulate_case((0, 1.0)),), (), sigmas)
     fewest = 1 if is_finite_run(workload) else SEED_COUNT_BOUNDS[0]
@@ -518,15 +519,18 @@ def estimate_statistics_at(
     if not quick and not is_finite_run(workload):
         simulated = many * deployment.ranks_per_clock
         seeds = min(math.ceil(MIN_REQUESTS_FOR_PERCENTILES / simulated), SEED_COUNT_BOUNDS[1])
-    trimmed = _count_trimmed_requests(deployment, workload, many)
-    run = SimulationResult.concatenate(
-        run_in_parallel(
-            lambda seed: simulate_once(
-                deployment, workload, many, step_cost_factor=step_cost_factor, seed=seed
-            ).trim(*trimmed),
-            range(seeds),
+
+    def simulate(seed: int) -> SimulationResult:
+        result = simulate_once(
+            deployment, workload, many, step_cost_factor=step_cost_factor, seed=seed
         )
-    )
+        if is_finite_run(workload):
+            return result
+        in_flight = float(result.e2e.sum()) / result.duration / result.engines
+        in_flight = min(in_flight, float(deployment.args.max_num_seqs))
+        return result.trim(*_count_trimmed_requests(in_flight, many))
+
+    run = SimulationResult.concatenate(run_in_parallel(simulate, range(seeds)))
     statistics = {
         (metric, point): value
         for metric in LATENCY_METRICS
@@ -535,13 +539,10 @@ def estimate_statistics_at(
     return statistics, run.max_running
 
 
-def _count_trimmed_requests(
-    deployment: Deployment, workload: Workload, requests: int
-) -> tuple[int, int]:
+def _count_trimmed_requests(in_flight: float, requests: int) -> tuple[int, int]:
     """Count the requests at the start and the end of a run during which the engine fills and drains."""
-    inside = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
     start, end = (
-        min(math.ceil(part * inside), requests // 5)
+        min(math.ceil(part * in_flight), requests // 5)
         for part in (WARMUP_IN_FLIGHT_MULTIPLE, COOLDOWN_IN_FLIGHT_MULTIPLE)
     )
     return start, end

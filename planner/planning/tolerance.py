@@ -118,9 +118,7 @@ class EvaluationStore:
         margin = max(uses.values(), default=0.0)
         holds, broken = self._bounds.get(deployment, (-math.inf, math.inf))
         limit = z - self._divide_by_sigma(deployment, margin)
-        targets = self.scenario.slo_targets
-        is_replayed = not targets or any(target.name in uses for target in targets)
-        if is_replayed or margin <= 1:  # else its latencies may be further beyond than its load
+        if margin <= 1 or get_load_limit_name(self.scenario) in uses:  # else its load is not known
             holds = max(holds, min(z, limit))
         self._bounds[deployment] = holds, min(broken, max(z, limit))
 
@@ -247,27 +245,23 @@ class EvaluationStore:
     ) -> dict[str, float]:
         """Shares of the limits at `z` of the step costs: targets by a replay, load by the capacity.
 
-        What is overloaded is not replayed: short runs say only so, in full ones its waits grow. In short
-        ones the capacity follows only where the closed form leaves it open, and every latency is kept.
+        Short runs look at the load only where every latency is kept, and simulate the capacity where
+        the closed form leaves it open. Full runs do not replay what is overloaded: its waits grow.
         """
         load, name = get_candidate_workload(scenario, deployment), get_load_limit_name(scenario)
+        uses = dict[str, float]()
         try:
-            share, is_sure = self._estimate_load_share(scenario, deployment, load, z), True
             if self.quick:
-                error = MAX_CAPACITY_ERROR_FACTOR if scenario.workload.rate is not None else 1.0
-                if share > error:
-                    return {name: share}
-                is_sure = share * error <= 1
-            else:
-                share = self._compute_load_share(scenario, deployment, load, z)
-            uses = {name: share} if share and is_sure else {}
-            if scenario.slo_targets and not self.quick and share * (1 - scenario.headroom) > 1:
-                waits = (t for t in scenario.slo_targets if t.metric in QUEUE_SENSITIVE_METRICS)
-                return uses | {target.name: math.inf for target in waits}
-            if scenario.slo_targets:
+                if scenario.slo_targets:
+                    uses = self._simulate_latencies(scenario, deployment, load, z)
+                if max(uses.values(), default=0.0) > 1 and scenario.workload.rate is not None:
+                    return uses
+            uses[name] = share = self._compute_load_share(scenario, deployment, load, z)
+            if not self.quick and scenario.slo_targets:
+                if share * (1 - scenario.headroom) > 1:
+                    waits = (t for t in scenario.slo_targets if t.metric in QUEUE_SENSITIVE_METRICS)
+                    return uses | {target.name: math.inf for target in waits}
                 uses |= self._simulate_latencies(scenario, deployment, load, z)
-            if not is_sure and max(uses.values(), default=0.0) <= 1:
-                uses[name] = self._compute_load_share(scenario, deployment, load, z)
         except PlannerError:
             return {"memory": math.inf}
         return uses
@@ -285,11 +279,15 @@ class EvaluationStore:
         }
         return {target.name: use for target, use in uses.items() if not math.isnan(use)}
 
-    def get_least_load_share(self, deployment: Deployment, z: float) -> float:
-        """Get the least that the load can be as a share of the usable capacity, at `z`."""
-        load = get_candidate_workload(self.scenario, deployment)
-        share = self._estimate_load_share(self.scenario, deployment, load, z)
-        return share / MAX_CAPACITY_ERROR_FACTOR if self.scenario.workload.rate else share
+    def get_least_load_share(self, prediction: Prediction, z: float) -> float:
+        """Get the least that the load can be as a share of the usable capacity, at `z`, by a closed form."""
+        scenario, deployment = self.scenario, prediction.deployment
+        load, performance = get_candidate_workload(scenario, deployment), prediction.performance
+        served = get_capacity_rps(scenario, performance) if performance else None
+        if scenario.workload.rate is None or served is None:
+            return self._estimate_load_share(scenario, deployment, load, z)
+        share = self._divide_load(scenario, deployment, load, z, served.mid)
+        return share / MAX_CAPACITY_ERROR_FACTOR
 
     def _estimate_load_share(
         self, scenario: Scenario, deployment: Deployment, load: Workload, z: float
@@ -313,9 +311,11 @@ class EvaluationStore:
     def _compute_load_share(
         self, scenario: Scenario, deployment: Deployment, load: Workload, z: float
     ) -> float:
-        """What the closed form estimates, by a simulation."""
-        if scenario.workload.rate is None:
-            return self._estimate_load_share(scenario, deployment, load, z)
+        """What the closed form estimates, by a simulation; short runs leave to it what is clear."""
+        share = self._estimate_load_share(scenario, deployment, load, z)
+        error = MAX_CAPACITY_ERROR_FACTOR
+        if scenario.workload.rate is None or (self.quick and not 1 / error < share <= error):
+            return share
         if scenario.offline:
             performance = predict(deployment, load, quick=self.quick).performance
             served = performance.request_tps if performance else None
