@@ -8,11 +8,11 @@ from typing import Literal
 from planner.answers.answer import Answer, Change, Offer, Relaxation, WaysOut
 from planner.core.progress import try_each
 from planner.planning.candidate import Candidate
+from planner.planning.engine_tuning import HOPELESS_MARGIN
 from planner.planning.evaluation import get_load_limit_name
 from planner.planning.max_load import find_max_load, get_figure, set_figure
 from planner.planning.scenario import Scenario
 from planner.planning.search import (
-    HOPELESS_MARGIN,
     Plan,
     search_analytically,
     settle_open_figure,

@@ -91,8 +91,12 @@ TUNED_ARGUMENTS = (
 """What neighbours differ in: all of it, then each."""
 SAFE_ENOUGH_SIGMAS = 2.0
 """Beyond two standard deviations (98%) nothing is safer."""
-MAX_TUNING_STEPS = 4
-"""Where so many more steps of the same gain would not reach the limit, tuning gives up."""
+PACES, WAITS = ("TPOT", "ITL"), ("TTFT", "E2E")
+"""Ends of the names of limits of what a step takes, and of what waits for slots and steps."""
+HOPELESS_MARGIN = 2.0
+"""So far beyond a limit hardly any other argument makes up for it."""
+MAX_TUNING_STEPS = 6
+"""Where so many more steps that gain as many times would not reach the limit, tuning gives up."""
 
 
 def generate_neighbours(
@@ -169,27 +173,66 @@ def _keep_startable(deployment: Deployment) -> Iterator[Deployment]:
 def tune_to_margin(store: EvaluationStore, deployment: Deployment, z: float) -> Deployment:
     """Move arguments along their ladders until every limit is kept at `z`, or no step helps.
 
-    Of all neighbours the best is taken, so that no neighbour of the result is nearer to its limits.
+    The slots are balanced first; of the other neighbours the best is taken.
     """
-    best, margin = deployment, store.get_margin(deployment, z)
-    while margin > 1:
-        limit = store.get_tightest_limit(best, z)
+    best = deployment
+    while True:
+        best = _balance_slots(store, best, z)
+        margin = store.get_margin(best, z)
+        if not 1 < margin <= HOPELESS_MARGIN:
+            return best
+        limit, seqs = store.get_tightest_limit(best, z), best.args.max_num_seqs
         neighbours = [
             each
             for each in generate_neighbours(store.scenario, best, store.get_max_running(best))
-            if _may_help(limit, best, each)
+            if each.args.max_num_seqs == seqs or _change_step(best, each)
+            if not (limit.endswith(PACES) and _change_step(best, each) > 0)
         ]
         margins = store.get_margins(neighbours, z)
         nearest = min(margins, default=math.inf)
-        if not (margin - nearest) * MAX_TUNING_STEPS >= margin - 1:  # infinite ones do not either
-            break
-        best, margin = neighbours[margins.index(nearest)], nearest
+        if margin / nearest < margin ** (1 / MAX_TUNING_STEPS):
+            return best
+        best = neighbours[margins.index(nearest)]
+
+
+def _change_step(now: Deployment, then: Deployment) -> int:
+    """By how many tokens a step becomes longer."""
+    return then.args.max_num_batched_tokens - now.args.max_num_batched_tokens
+
+
+def _balance_slots(store: EvaluationStore, deployment: Deployment, z: float) -> Deployment:
+    """Bisect max_num_seqs: more slots make every token slower, and waits for a slot shorter."""
+    args, limit = deployment.args, store.get_tightest_limit(deployment, z)
+    running, best = store.get_max_running(deployment), deployment
+    if "max_num_seqs" in store.scenario.engine_args or store.get_margin(best, z) <= 1:
+        return best
+    if limit.endswith(PACES):
+        values = [each for each in NUM_SEQS_LADDER if each < min(args.max_num_seqs, running)]
+        if store.get_use(deployment.with_args(max_num_seqs=1), z, limit) > 1:
+            return best
+    elif running < args.max_num_seqs and limit.endswith(WAITS):
+        return best
+    else:
+        values = [
+            each
+            for each in NUM_SEQS_LADDER
+            if args.max_num_seqs < each <= args.max_num_batched_tokens
+        ]
+    low, high = 0, len(values)
+    while low < high and store.get_margin(best, z) > 1:
+        middle = (low + high) // 2
+        tried = deployment.with_args(max_num_seqs=values[middle])
+        if store.get_margin(tried, z) < store.get_margin(best, z):
+            best = tried
+        limit, has_queue = (
+            store.get_tightest_limit(tried, z),
+            store.get_max_running(tried) >= values[middle],
+        )
+        if limit.endswith(PACES) or (limit.endswith(WAITS) and not has_queue):
+            high = middle
+        else:
+            low = middle + 1
     return best
-
-
-def _may_help(limit: str, now: Deployment, then: Deployment) -> bool:
-    """Tell whether a change points where a limit is kept: more slots make no step shorter."""
-    return then.args.max_num_seqs <= now.args.max_num_seqs or not limit.endswith(("TPOT", "ITL"))
 
 
 def tune_to_probability(

@@ -53,6 +53,7 @@ from planner.planning.candidate import (
 from planner.planning.deployment_builder import build_deployment, load_format
 from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.engine_tuning import (
+    HOPELESS_MARGIN,
     SAFE_ENOUGH_SIGMAS,
     tune_to_margin,
     tune_to_probability,
@@ -93,8 +94,6 @@ GAMBLE_PROBABILITY, SAFE_PROBABILITY = 0.5, 0.95
 """Probabilities of the two options beside the recommendation."""
 MAX_SAFE_PRICE_FACTOR = 2.0
 """Nobody pays more than so many times the recommendation for the safe option."""
-HOPELESS_MARGIN = 2.0
-"""So far beyond a limit hardly any engine argument makes up for it."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
 ROUGH_PRECISION = 1.5
@@ -456,45 +455,45 @@ class _Search:
     def _find_fewest(
         self, family: Family, probability: float, max_price: tuple[bool, float]
     ) -> Deployment | None:
-        """Find the fewest replicas that pass short replays, up to a price; None if none do."""
+        """Find the fewest replicas that pass short replays, up to a price; None if none do.
+
+        The engine's own arguments are bisected, and others tried only where those begin to fail.
+        """
+        if not family.most.is_feasible and family.start not in self.probed:
+            tuned, margin = self._tune(family, family.max_replicas, probability)
+            if margin > 1:  # as the closed form has it, no number of replicas is enough
+                self._refute(tuned, family, probability, margin)
         few, best = self._count_fewest(family, probability), None
         many = family.count_affordable(self.scenario, max_price)
         if few <= many and breaks_power(self.scenario, family, few):
             self._refute(family.most.deployment, family, probability, math.inf)
             return None
-        count = many if math.isfinite(max_price[1]) else few
-        while few <= many:
-            tuned, margin = self._probe(family, count, probability)
-            if margin <= 1:
-                best, many = tuned, count - 1
-            else:
-                self._refute(tuned, family, probability, margin)
-                few = count + 1
-            count = (few + many) // 2 if best else many
-        return best
-
-    def _probe(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
-        """Replay a family for `probability`, with other engine arguments where its own fail."""
         advance()
         self.probed.add(family.start)
-        start = family.start.with_replicas(replicas)
-        deployment = self.tuned.get(start, start)
-        margin = self._get_margin(deployment, probability)
-        if margin > 1 and not self._is_hopeless(deployment, probability, margin):
-            z = self._get_z(deployment, probability)
-            deployment = tune_to_margin(self.store, deployment, z)
-            margin = self._get_margin(deployment, probability)
-            self.tuned[start] = deployment
-        return deployment, margin
+        low, least, count = few, many + 1, many if math.isfinite(max_price[1]) else few
+        while low < least:
+            start = family.start.with_replicas(count)
+            deployment = self.tuned.get(start, start)
+            if self._get_margin(deployment, probability) <= 1:
+                best, least = deployment, count
+            else:
+                low = count + 1
+            count = (low + least) // 2 if best else many
+        while few < least:
+            deployment, margin = self._tune(family, least - 1, probability)
+            if margin > 1:
+                self._refute(deployment, family, probability, margin)
+                break
+            best, least = deployment, least - 1
+        return best
 
-    def _is_hopeless(self, deployment: Deployment, probability: float, margin: float) -> bool:
-        """Tell whether no engine argument makes up for a margin: neither more slots nor a single one do."""
-        running, slots = self.store.get_max_running(deployment), deployment.args.max_num_seqs
-        if margin <= HOPELESS_MARGIN or slots <= running < math.inf:
-            return False
-        single = deployment.with_args(max_num_seqs=1)
-        is_fixed = "max_num_seqs" in self.scenario.engine_args
-        return is_fixed or self._get_margin(single, probability) > HOPELESS_MARGIN
+    def _tune(self, family: Family, replicas: int, probability: float) -> tuple[Deployment, float]:
+        """Tune the engine arguments of a family for `probability`, and return what is left of its margin."""
+        start = family.start.with_replicas(replicas)
+        deployment, z = self.tuned.get(start, start), self._get_z(start, probability)
+        if math.isfinite(z):
+            self.tuned[start] = deployment = tune_to_margin(self.store, deployment, z)
+        return deployment, self._get_margin(deployment, probability)
 
     def _get_margin(self, deployment: Deployment, probability: float) -> float:
         """How far the worst promise is used at the tolerance that `probability` asks for."""

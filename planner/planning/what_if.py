@@ -12,11 +12,11 @@ from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.planning.candidate import CLEARLY_LIKELIER, Candidate, mark_as_tuned
 from planner.planning.deployment_builder import load_format
-from planner.planning.engine_tuning import tune_to_margin, tune_to_probability
+from planner.planning.engine_tuning import HOPELESS_MARGIN, tune_to_margin, tune_to_probability
 from planner.planning.evaluation import may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import LayoutEntry
-from planner.planning.search import HOPELESS_MARGIN, Plan, search_analytically, search_deployments
+from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.search_space import Family, breaks_power, build_families
 from planner.planning.slo import SloTarget, compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, state_deployment
