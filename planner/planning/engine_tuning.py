@@ -12,7 +12,9 @@ from planner.engines.engine_args import resolve_engine_args
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import PROBABILITY_TIE
 from planner.planning.deployment_builder import set_max_num_seqs
+from planner.planning.evaluation import estimate_limits, get_candidate_workload
 from planner.planning.memory_odds import list_memory_utilizations
+from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario
 from planner.planning.slo import compute_probability, compute_tolerance
 from planner.planning.tolerance import EvaluationStore
@@ -200,6 +202,15 @@ def _change_step(now: Deployment, then: Deployment) -> int:
     return then.args.max_num_batched_tokens - now.args.max_num_batched_tokens
 
 
+def _may_keep_pace(scenario: Scenario, single: Deployment, z: float, limit: str) -> bool:
+    """Tell whether the closed form of one request at a time, whose steps nothing disturbs, keeps a limit."""
+    prediction = evaluate(single, get_candidate_workload(scenario, single))
+    if prediction.performance is None:
+        return False
+    limits = {each.name: each for each in estimate_limits(scenario, prediction)}
+    return limit not in limits or limits[limit].tolerance_sigmas >= z
+
+
 def _balance_slots(store: EvaluationStore, deployment: Deployment, z: float) -> Deployment:
     """Bisect max_num_seqs: more slots make every token slower, and waits for a slot shorter."""
     args, limit = deployment.args, store.get_tightest_limit(deployment, z)
@@ -208,7 +219,7 @@ def _balance_slots(store: EvaluationStore, deployment: Deployment, z: float) -> 
         return best
     if limit.endswith(PACES):
         values = [each for each in NUM_SEQS_LADDER if each < min(args.max_num_seqs, running)]
-        if store.get_use(deployment.with_args(max_num_seqs=1), z, limit) > 1:
+        if not _may_keep_pace(store.scenario, deployment.with_args(max_num_seqs=1), z, limit):
             return best
     elif running < args.max_num_seqs and limit.endswith(WAITS):
         return best

@@ -112,12 +112,6 @@ class EvaluationStore:
         uses = self._uses[deployment][round(z, 3)]
         return max(uses, key=lambda name: uses[name], default="")
 
-    def get_use(self, deployment: Deployment, z: float, limit: str) -> float:
-        """Get the share of one limit that `deployment` uses at `z`; infinite where it does not start."""
-        self.get_margin(deployment, z)
-        uses = self._uses[deployment][round(z, 3)]
-        return uses.get(limit, math.inf if "memory" in uses else 0.0)
-
     def _keep(self, deployment: Deployment, z: float, uses: dict[str, float]) -> None:
         """Keep the shares at `z`, and what they say of other step costs."""
         self._uses.setdefault(deployment, {})[round(z, 3)] = uses
