@@ -119,6 +119,23 @@ def rate_limit(
     )  # fmt: skip
 
 
+def average_limits(
+    limits: Sequence[LimitOdds], weights: Sequence[float], p_memory: float, confidence: float
+) -> LimitOdds:
+    """Average how probably a limit is kept at several loads, of which the middle one is the expected."""
+    middle, asked = limits[len(limits) // 2], compute_asked_tolerance(confidence, p_memory)
+    kept = sum(
+        weight * compute_probability(limit.tolerance_sigmas)
+        for limit, weight in zip(limits, weights, strict=True)
+    )
+    most = MAX_TOLERANCE_SIGMAS
+    tolerance = min(max(compute_tolerance(kept), -most), most)
+    reach = middle.pessimistic_use
+    if tolerance > 0 and 0 < middle.use < 1:  # as if its logarithm grew evenly up to the limit
+        reach = middle.use ** (1 - min(asked, most) / tolerance)
+    return rate_limit(middle.name, middle.use, reach, tolerance, p_memory, confidence)
+
+
 def estimate_tolerance_from_interval(value: Interval, limit: float) -> float:
     """Estimate the tolerance of one figure from its 80% interval, as if its logarithm were normal.
 

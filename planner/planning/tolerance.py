@@ -9,10 +9,9 @@ limits is the probability that both stay below the lowest tolerances of theirs
 (`Candidate.probability`). `find_limits` is the only place where both come from replays, and
 `evaluation.estimate_limits` where only intervals are known.
 
-Traffic that is stated as a range errs by one more standard normal. The probability then is that of
-the nearest way to break a limit, of slower steps alone and of the direction in which the product of
-both grows fastest (the first-order reliability method; Hasofer and Lind, 1974): at `z`, limits are
-what the worse of both takes, and below 0 what the better does.
+Traffic that is stated as a range errs by one more standard normal, over which probabilities are
+averaged. A search looks at one `z` of both: the worse of slower steps alone and of the direction in
+which the product of both grows fastest (Hasofer and Lind, 1974), and below 0 the better.
 
 A replay at a given `z` says which share of each limit is used there. All replays of a deployment use
 the same random numbers, so answers at other `z` follow by monotonicity, and a bisection finds the
@@ -62,6 +61,7 @@ from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,
     LimitOdds,
     SloTarget,
+    average_limits,
     combine_limits,
     compute_asked_tolerance,
     rate_limit,
@@ -70,6 +70,8 @@ from planner.workload.workload import Workload
 
 TOLERANCE_STEP_SIGMAS, SHORT_STEP_SIGMAS = 0.05, 0.2
 """Bisection ends here, two points of probability at most; that of short replays, if what follows interpolates."""
+LOAD_OFFSETS_SIGMAS, LOAD_WEIGHTS = (-math.sqrt(3), 0.0, math.sqrt(3)), (1 / 6, 2 / 3, 1 / 6)
+"""Loads that a range is averaged over, and their weights: Gauss-Hermite's three points."""
 MAX_USE = 1e3
 """More of a limit is not told apart, such as a wait that grows without bound."""
 
@@ -187,6 +189,33 @@ class EvaluationStore:
     ) -> tuple[LimitOdds, ...]:
         """Find how probably the load and each target are kept by what was predicted.
 
+        Of traffic that is given as a range that is the mean over its loads, as at each of them alone.
+        """
+        if not self.scenario.load_sigma:
+            return self._find_limits_of_load(prediction, at_most)
+        deployment, found = prediction.deployment, list[tuple[LimitOdds, ...]]()
+        for offset in LOAD_OFFSETS_SIGMAS:
+            more = math.exp(self.scenario.load_sigma * offset)
+            workload = self.scenario.workload.scale(more)
+            store = EvaluationStore(
+                replace(self.scenario, workload=workload, load_sigma=0.0), self.quick
+            )
+            load = get_candidate_workload(store.scenario, deployment)
+            loaded = (
+                prediction
+                if not offset
+                else (evaluate if self.quick else predict)(deployment, load)
+            )
+            found.append(store._find_limits_of_load(loaded, at_most))
+        p_memory, confidence = estimate_memory_probability(deployment), self.scenario.confidence
+        return tuple(
+            average_limits(each, LOAD_WEIGHTS, p_memory, confidence)
+            for each in zip(*found, strict=True)
+        )
+
+    def _find_limits_of_load(self, prediction: Prediction, at_most: float) -> tuple[LimitOdds, ...]:
+        """Find those odds at the scenario's own load.
+
         The tolerance of what holds at `at_most` is not looked for beyond. Full replays take the
         prediction for what is at the predicted step cost.
         """
@@ -200,13 +229,12 @@ class EvaluationStore:
         step = SHORT_STEP_SIGMAS if self.quick else TOLERANCE_STEP_SIGMAS
         self.find_tolerance(deployment, at_most, step)
         points, limits = sorted(self._uses[deployment].items()), []
-        least = max(self._get_least_sigma(deployment), 1e-6)
-        most = math.hypot(least, self.scenario.load_sigma)  # of a share that grows as both do
+        sigma = max(self._get_step_sigma(deployment), 1e-6)
         for limit in estimates:
             if known := {z: uses[limit.name] for z, uses in points if limit.name in uses}:
                 z, shares = np.array(list(known)), np.clip(list(known.values()), 1e-9, MAX_USE)
                 logs = np.maximum.accumulate(np.log(shares))  # slower steps never lower a share
-                beyond = min(-logs[0], 0.0) / least + max(-logs[-1], 0.0) / most
+                beyond = (min(-logs[0], 0.0) + max(-logs[-1], 0.0)) / sigma
                 tolerance = float(np.interp(0.0, logs, z)) + beyond
                 tolerance = min(max(tolerance, -MAX_TOLERANCE_SIGMAS), at_most)
                 use, reach = (
