@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import count
 from operator import attrgetter, itemgetter
 from typing import Literal
 
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
+from planner.hardware.gpus import Gpu
 from planner.latency.performance import Performance
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import (
@@ -108,7 +110,7 @@ MAX_DESCRIBED = 12
 """Cheaper deployments that are told with what short simulations say of them, nearest first."""
 
 
-_Open = tuple[tuple[bool, float], int, int]
+_Open = tuple[tuple[bool, float], int, Family]
 """Price of the fewest open replicas, its turn, its family."""
 _Passed = tuple[Candidate, Family]
 """What passed short simulations, and its family."""
@@ -129,6 +131,15 @@ class BindingConstraint:
 
 
 @dataclass(frozen=True)
+class GpuChoice:
+    """The cheapest plan that holds on one kind of GPU; else what comes nearest there, and why it does not."""
+
+    gpu: Gpu
+    candidate: Candidate | None
+    reason: str  # empty where it holds
+
+
+@dataclass(frozen=True)
 class Plan:
     """The answer to a scenario."""
 
@@ -143,7 +154,7 @@ class Plan:
     notes: tuple[str, ...]
     without_pools: "Plan | None" = None  # where pools are allowed
     left_out: tuple[str, ...] = ()  # by a time limit
-    store: EvaluationStore | None = field(default=None, compare=False, repr=False)
+    search: "_Search | None" = field(default=None, compare=False, repr=False)
     # of the chosen candidate, if the choice rests on it
     simulated_day: AutoscalingPlan | None = field(default=None, repr=False)
 
@@ -203,6 +214,20 @@ class Plan:
         if self.chosen:
             return ()
         return self.best.violations if self.best else (self.binding_constraint.sentence,)
+
+    @cached_property
+    def by_gpu(self) -> tuple[GpuChoice, ...]:
+        """The plan on each kind of GPU that the scenario allows, as its search finds it."""
+        if self.search is None:
+            return ()
+        own = self.without_disaggregation.chosen
+        gpus = dict.fromkeys(each.gpu for each in self.scenario.gpus)
+        return tuple(
+            GpuChoice(gpu, own, "")
+            if own and own.deployment.gpu == gpu and own.is_confident
+            else self.search.choose_on(gpu, self.rejected)
+            for gpu in gpus
+        )
 
     @cached_property
     def autoscaling(self) -> AutoscalingPlan | None:
@@ -365,23 +390,24 @@ class _Search:
     @show_step("simulating layouts")
     def find_cheapest(
         self, probability: float, known: Sequence[Candidate] = (), others: int = 0,
-        max_price: tuple[bool, float] = (True, math.inf),
+        max_price: tuple[bool, float] = (True, math.inf), gpu: Gpu | None = None,
     ) -> list[Candidate]:  # fmt: skip
-        """Find the cheapest deployment that meets every target with `probability`.
+        """Find the cheapest deployment, on one kind of GPU or any, that meets every target with `probability`.
 
         It comes first, `known` where that is likely enough; the next that do with other GPUs or layouts
         follow, up to `others`.
         """
         chosen = [each for each in known[:1] if each.probability >= probability]
         heap, passed, probes_left = list[_Open](), list[_Passed](), MAX_RUNNER_UP_PROBES
+        turns = count()
 
         def push(family: Family) -> None:
             if (fewest := self._count_fewest(family, probability)) <= family.max_replicas:
                 price = family.rank_price(self.scenario, fewest)
-                heappush(heap, (price, len(heap), self.families.index(family)))
+                heappush(heap, (price, next(turns), family))
 
         for family in self.families:
-            if not chosen or others:
+            if (not chosen or others) and gpu in (None, family.start.gpu):
                 push(family)
         while (heap or passed) and len(chosen) <= others and probes_left:
             if probability > GAMBLE_PROBABILITY and is_out_of_time():
@@ -393,7 +419,7 @@ class _Search:
                 unpriced, cost = min(each.rank_cost for each, _ in passed)
                 most = unpriced, cost * (1 + TIED_PRICE_SHARE)
             if heap and heap[0][0] <= most:
-                family = self.families[heappop(heap)[-1]]
+                *_, family = heappop(heap)
                 if found := self._find_fewest(family, probability, most):
                     passed.append((self.describe(found, family), family))
                 probes_left -= bool(chosen)
@@ -527,6 +553,18 @@ class _Search:
         is_usual = deployment.args == family.start.args
         return self.state(deployment, preference if is_usual else mark_as_tuned(preference))
 
+    def choose_on(self, gpu: Gpu, rejected: Sequence[RejectedOption]) -> GpuChoice:
+        """Choose the cheapest that holds on one kind of GPU, or say what is in the way there."""
+        if found := self.find_cheapest(self.scenario.confidence, gpu=gpu):
+            return GpuChoice(gpu, found[0], "")
+        failed = [each for each in self.nearest if each[1].gpu == gpu]
+        if failed:
+            _, deployment, family = min(failed, key=itemgetter(0))
+            near = self.state(deployment, family.preference_key)
+            return GpuChoice(gpu, near, near.shortfall)
+        reasons = [each.reason for each in rejected if each.gpu == gpu.name]
+        return GpuChoice(gpu, None, reasons[-1] if reasons else "no layout of the model is left")
+
     def describe_cut(self) -> str:
         """Say which layouts the time limit kept from being simulated, cheapest first."""
         untried = [family.most for family in self.families if family.start not in self.probed]
@@ -550,7 +588,7 @@ def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
     """Tune the engine arguments of a candidate as the search does, and state it."""
     if candidate.is_disaggregated or not candidate.prediction.can_start:
         return candidate
-    store = plan.store or EvaluationStore(plan.scenario)
+    store = plan.search.store if plan.search else EvaluationStore(plan.scenario)
     usual = deployment = candidate.deployment
     if store.find_tolerance(deployment) < 0:
         deployment = tune_to_margin(store, deployment, 0.0)
@@ -592,14 +630,14 @@ def _build_plan(
         binding = _explain_infeasibility(list(ordered), rejected)
         return Plan(
             scenario, None, None, None, None, binding, ordered, tuple(rejected), tuple(notes),
-            store=search.store,
+            search=search,
         )  # fmt: skip
     chosen = holding[0]
     return Plan(
         scenario, chosen, next(iter(holding[1:]), None), next(iter(gamble), None),
         next(iter(safe), None), binding, ordered, tuple(rejected),
         (*notes, *chosen.prediction.warnings), left_out=(search.describe_cut(),) * search.is_cut,
-        store=search.store, simulated_day=day,
+        search=search, simulated_day=day,
     )  # fmt: skip
 
 
