@@ -261,8 +261,10 @@ class Plan:
 
 
 @show_step("searching")
-def search_deployments(scenario: Scenario) -> Plan:
+def search_deployments(scenario: Scenario, *, with_options: bool = True) -> Plan:
     """Search every legal deployment of `scenario` and choose by the rule above.
+
+    Without options it looks for no gamble, safe option or runner-up beside a choice that holds.
 
     If the load is the question, the plan is that of the largest that holds. A time limit ends the
     search once there is a plan, or nothing meets the targets.
@@ -272,7 +274,7 @@ def search_deployments(scenario: Scenario) -> Plan:
         scenario = settle_open_figure(scenario, is_simulated=True)
         harder = "a shorter limit" if kind == "limit" else f"a larger {kind}"
         early += [harder] * is_out_of_time()
-    plan = _search_unified(scenario)
+    plan = _search_unified(scenario, with_options)
     if scenario.allow_disaggregation:
         plan = _add_pool_candidates(plan)
         early += ["all pools"] * is_out_of_time()
@@ -316,13 +318,18 @@ def _add_pool_candidates(whole: Plan) -> Plan:
     return replace(plan, safe=best) if safer else plan
 
 
-def _search_unified(scenario: Scenario) -> Plan:
+def _search_unified(scenario: Scenario, with_options: bool) -> Plan:
     """Search replicas that do both, prefill and decode."""
-    search, rejected, gamble = _search_for_gamble(scenario)
-    others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
-    recommended = search.find_cheapest(scenario.confidence, gamble, others) if gamble else []
-    safe = []
-    if recommended:
+    search, rejected, found = _start_search(
+        scenario,
+        [GAMBLE_PROBABILITY] if with_options else [scenario.confidence, GAMBLE_PROBABILITY],
+    )
+    gamble, safe = found[:1], list[Candidate]()
+    recommended = [each for each in found if each.probability >= scenario.confidence]
+    if with_options and found:
+        others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
+        recommended = search.find_cheapest(scenario.confidence, found, others)
+    if recommended and with_options:
         first, (unpriced, cost) = recommended[0], recommended[0].rank_cost
         most = unpriced, MAX_SAFE_PRICE_FACTOR * cost
         safe = search.find_cheapest(SAFE_PROBABILITY, recommended[:1], max_price=most)
@@ -345,25 +352,26 @@ def _price_all_hours(
     return unpriced, price * (hours.mid if hours else 1.0) * (1 + more)
 
 
-def _search_for_gamble(
-    scenario: Scenario,
+def _start_search(
+    scenario: Scenario, probabilities: Sequence[float]
 ) -> "tuple[_Search, list[RejectedOption], list[Candidate]]":
-    """Start a search with its cheapest option, the gamble; without one, nothing else holds either.
+    """Start a search with the cheapest option of the first probability that any reaches.
 
     Replicas over several machines are looked at only where nothing smaller may hold: nobody builds
     them where tensor parallelism in a machine, or more replicas, do.
     """
     search, rejected = _Search(scenario, [], EvaluationStore(scenario)), []
-    gamble: list[Candidate] = []
+    found: list[Candidate] = []
     for layouts in (_fits_in_machine, _spans_machines):
         families, refused = build_families(scenario, layouts)
         search.families += families
         rejected += refused
-        if families:
-            gamble = search.find_cheapest(GAMBLE_PROBABILITY)
-        if gamble:
+        for probability in probabilities:
+            if families and not found:
+                found = search.find_cheapest(probability)
+        if found:
             break
-    return search, rejected, gamble
+    return search, rejected, found
 
 
 def _fits_in_machine(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter, itemgetter
 
 from planner.core.errors import PlannerError
@@ -63,8 +64,12 @@ class WhatIf:
         return f"{self.change}: {self.answer}"
 
 
+search_choice = partial(search_deployments, with_options=False)
+"""Search for a choice alone, which is all that a change is asked for."""
+
+
 def run_what_ifs(
-    plan: Plan, search: Callable[[Scenario], Plan] = search_deployments
+    plan: Plan, search: Callable[[Scenario], Plan] = search_choice
 ) -> tuple[WhatIf, ...]:
     """Search with every proposed change; if no plan was feasible, return only those that help.
 
@@ -78,7 +83,7 @@ def run_what_ifs(
 
 
 def search_to_end(
-    scenario: Scenario, search: Callable[[Scenario], Plan] = search_deployments
+    scenario: Scenario, search: Callable[[Scenario], Plan] = search_choice
 ) -> tuple[Plan, ...] | None:
     """Search to the end: the plan, none if the model cannot take a format; None if time ends first."""
     try:
