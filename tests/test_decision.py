@@ -15,9 +15,9 @@ from planner.core.units import GIB
 from planner.engines.deployment import deploy_on
 from planner.latency.step_model import build_step_model
 from planner.planning.candidate import Candidate, sort_by_rule
-from planner.planning.engine_tuning import generate_neighbours
+from planner.planning.engine_tuning import generate_neighbours, tune_to_margin
 from planner.planning.memory_odds import estimate_memory_probability
-from planner.planning.search import Plan
+from planner.planning.search import Plan, search_deployments
 from planner.planning.slo import rate_limit
 from planner.planning.tolerance import EvaluationStore, state_deployment
 from planner.ui.plan_text import format_answer
@@ -195,3 +195,53 @@ def test_the_most_users_with_a_pace_are_served_at_once() -> None:
     })  # fmt: skip
     assert plan.chosen and plan.scenario.workload.concurrency
     assert 1 < plan.scenario.workload.concurrency <= plan.chosen.deployment.args.max_num_seqs
+
+
+@pytest.mark.slow
+def test_a_range_of_rates_is_as_likely_as_the_mean_over_its_rates() -> None:
+    """Seven rates of a lognormal whose 80% lie in the range, each planned as a rate of its own."""
+    fixed = {**CHAT, "gpus": [{"gpu": "L40S", "at_most": 4}], "layout": {"tp": 1}}
+    plan = plan_chat({**fixed, "workload.rate": [3.2, 5.0]})
+    assert plan.best is not None
+    sigma = math.log(5.0 / 3.2) / 2 / NormalDist().inv_cdf(0.9)
+    odds = []
+    for k in range(7):
+        rate = 4.0 * math.exp(sigma * NormalDist().inv_cdf((k + 0.5) / 7))
+        alone = small_plan({**fixed, "workload.rate": rate}).scenario
+        odds.append(state_deployment(alone, plan.best.deployment).probability)
+    assert plan.probability == pytest.approx(np.mean(odds), abs=0.02)
+    assert min(odds) < plan.probability < max(odds)
+
+
+def test_each_kind_of_gpu_has_the_plan_that_it_has_alone() -> None:
+    kinds = plan_chat().by_gpu
+    assert [kind.gpu.name for kind in kinds] == ["L40S", "L4"]
+    for kind in kinds:
+        alone = plan_chat({"gpus": [{"gpu": kind.gpu.name, "at_most": 6}]})
+        assert (alone.verdict == "holds") == (not kind.reason)
+        if alone.chosen and kind.candidate and not kind.reason:
+            assert kind.candidate.cost_key == alone.chosen.cost_key
+            assert kind.candidate.probability == pytest.approx(alone.probability, abs=0.02)
+
+
+def test_a_search_for_the_choice_alone_makes_the_same_choice() -> None:
+    whole = plan_chat()
+    brief = search_deployments(whole.scenario, with_options=False)
+    assert whole.chosen and brief.chosen and brief.verdict == whole.verdict
+    assert brief.chosen.cost_key == whole.chosen.cost_key
+
+
+def test_more_slots_make_tokens_slower_and_waits_shorter() -> None:
+    """What the bisection of max_num_seqs rests on, by replays of a GPU that is short of slots."""
+    plan = plan_chat({"gpus": [{"gpu": "L40S", "at_most": 1}], "workload.rate": 2.0})
+    assert plan.best is not None
+    store, usual = EvaluationStore(plan.scenario), plan.best.deployment.with_replicas(1)
+    uses = [store.get_margin(usual.with_args(max_num_seqs=slots), 0.0) for slots in (1, 4, 16, 64)]
+    tightest = [
+        store.get_tightest_limit(usual.with_args(max_num_seqs=slots), 0.0)
+        for slots in (1, 4, 16, 64)
+    ]
+    assert tightest[0].endswith("TTFT")
+    assert uses[0] > uses[1] or tightest[1].endswith("TPOT")
+    tuned = tune_to_margin(store, usual.with_args(max_num_seqs=1), 0.0)
+    assert store.get_margin(tuned, 0.0) <= max(1.0, min(uses) * 1.05)

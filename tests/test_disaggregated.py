@@ -13,11 +13,11 @@ from planner.latency.performance import Performance
 from planner.parallelism.communication import estimate_collectives
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction
-from planner.simulator.disaggregated_pools import (
+from planner.simulator.disaggregated_pools import simulate_tandem_pools
+from planner.simulator.kernel_types import (
     DecodeWorkerPool,
     PoolTimeline,
     PrefillWorkerPool,
-    simulate_tandem_pools,
 )
 from planner.tools.batch import predict_row
 from planner.workload.length_distribution import LengthDistribution

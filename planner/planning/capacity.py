@@ -12,7 +12,6 @@ from planner.engines.deployment import Deployment
 from planner.latency.kv_offload import estimate_kv_offload
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
-from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
 from planner.simulator.simulation import simulate_workload
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.traces import Trace
@@ -109,6 +108,8 @@ def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> flo
         return 0.0
     if workload.trace is None or not workload.uses_trace_prefixes:
         return workload.prefix_hit_rate
+    from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate  # and the compiler
+
     pool = get_memory_plan(deployment).pool
     # host memory also holds the blocks that the pool evicted
     offloaded_blocks = estimate_kv_offload(deployment, pool).num_blocks

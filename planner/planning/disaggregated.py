@@ -41,12 +41,7 @@ from planner.latency.worker_pool_costs import (
 from planner.memory.memory_plan import MemoryPlan, get_memory_plan
 from planner.planning.capacity import derive_effective_workload
 from planner.planning.prediction import Prediction, estimate_hourly_cost
-from planner.simulator.disaggregated_pools import (
-    DecodeWorkerPool,
-    PoolTimeline,
-    PrefillWorkerPool,
-    simulate_tandem_pools,
-)
+from planner.simulator.kernel_types import DecodeWorkerPool, PoolTimeline, PrefillWorkerPool
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.workload import Workload
 
@@ -186,6 +181,8 @@ class DisaggregatedPools:
 
     def simulate(self, workload: Workload) -> Performance:
         """Simulate the workload's requests from the first burst on; summarize their latencies."""
+        from planner.simulator.disaggregated_pools import simulate_tandem_pools  # and the compiler
+
         concurrency = workload.concurrency or 0
         n = min(workload.num_requests, max(MAX_SIMULATED_REQUESTS, 2 * concurrency))
         rng = np.random.default_rng(ARRIVAL_SEED)

@@ -9,45 +9,16 @@ KV cache has arrived. Differences between the ranks of a decode worker are not m
 """
 
 import heapq
-from typing import NamedTuple
 
 import numpy as np
 
 from planner.simulator.compilation import EntryPoint, njit_allocating
+from planner.simulator.kernel_types import DecodeWorkerPool, PoolTimeline, PrefillWorkerPool
 
 EVENT_ARRIVAL, EVENT_PREFILLED, EVENT_JOIN, EVENT_END = 0, 1, 2, 3
 """Kinds of events, about a request (ARRIVAL, JOIN) or a worker (PREFILLED, END)."""
 PoolEvent = tuple[float, int, int, int]
 """Time in s, kind, request or worker, version of the worker's schedule."""
-
-
-class PrefillWorkerPool(NamedTuple):
-    """Prefill workers and the seconds of their steps, by tokens per rank."""
-
-    workers: int
-    ranks: int
-    rank_step_s: np.ndarray  # [max_num_batched_tokens + 1] by tokens of the fullest rank
-    collective_step_s: np.ndarray  # [max_num_batched_tokens + 1] by mean tokens of the ranks
-    step_s: float
-
-
-class DecodeWorkerPool(NamedTuple):
-    """Decode workers and the seconds of their steps, by number of sequences."""
-
-    workers: int
-    step_s: np.ndarray  # [slots + 1], rising
-    kv_transfer_steps: float  # steps from the arrival of a KV cache to the request's next token
-
-
-class PoolTimeline(NamedTuple):
-    """What happened to [n] requests, in seconds."""
-
-    sent: np.ndarray
-    prefilled: np.ndarray
-    joined: np.ndarray  # when the request got a slot of its decode worker
-    ended: np.ndarray
-    tokens: np.ndarray  # [slots + 1] tokens decoded in batches of this size
-    busy: np.ndarray  # [1] s of computing, summed over the prefill workers
 
 
 @njit_allocating
