@@ -108,14 +108,14 @@ def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> flo
         return 0.0
     if workload.trace is None or not workload.uses_trace_prefixes:
         return workload.prefix_hit_rate
-    from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate  # and the compiler
+    from planner.simulator.prefix_cache_hits import estimate_prefix_hit_rate  # and the compiler
 
     pool = get_memory_plan(deployment).pool
     # host memory also holds the blocks that the pool evicted
     offloaded_blocks = estimate_kv_offload(deployment, pool).num_blocks
     offloaded_tokens = offloaded_blocks * pool.layout.groups[0].block_size * pool.layout.dcp
     tokens = max(pool.reported_tokens, offloaded_tokens)
-    return compute_prefix_hit_rate(workload.trace, deployment.num_engine_instances, tokens)
+    return estimate_prefix_hit_rate(workload.trace, deployment.num_engine_instances, tokens)
 
 
 def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:

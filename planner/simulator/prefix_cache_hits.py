@@ -4,6 +4,7 @@ The simulation finds the same request by request (within three points on Mooncak
 module serves the analytical estimate, which needs the hit rate of every candidate.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -75,3 +76,16 @@ def compute_prefix_hit_rate(trace: Trace, engines: int, kv_tokens: int) -> float
         hits += int(cached[counted].sum())
         tokens += int(prompt[counted].sum())
     return hits / tokens
+
+
+def estimate_prefix_hit_rate(trace: Trace, engines: int, kv_tokens: int) -> float:
+    """Estimate `compute_prefix_hit_rate` between the powers of the square root of two around `kv_tokens`.
+
+    Each candidate has a cache of its own size; a few sizes stand for all of them.
+    """
+    if kv_tokens < 1:
+        return 0.0
+    position = 2 * math.log2(kv_tokens)
+    below = math.floor(position)
+    ends = [compute_prefix_hit_rate(trace, engines, int(2 ** (k / 2))) for k in (below, below + 1)]
+    return float(np.interp(position, (below, below + 1), ends))
