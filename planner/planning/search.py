@@ -8,10 +8,10 @@ cheapest with a probability of a half is chosen and the plan is at risk. Beside 
 the cheapest with a probability of a half, and the safe option, the cheapest with 95%.
 
 The search is best first by price. A family (GPU, engine, formats, drafts, layout) enters at the
-price of the fewest replicas whose capacity, at the closed form's largest error, may be enough. What
-does not fail is bisected between those and the most that cost no more than what was found, by
-replays at the step cost that the asked probability allows for; engine arguments leave their defaults
-only where those fail. The search stops when the cheapest open family costs more than what was found.
+price of the fewest replicas whose capacity, at the closed form's largest error, may be enough. Its
+replicas are bisected up to the most that cost no more than what was found, by replays at the step
+cost that the asked probability allows for; other engine arguments are tried where the defaults begin
+to fail. The search stops when the cheapest open family costs more than what was found.
 """
 
 import math
