@@ -90,6 +90,8 @@ from planner.planning.search_space import (
 from planner.planning.slo import compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, state_deployment
 
+MIN_CLOSED_FORM_ODDS = 0.6
+"""Share of the asked probability that the closed form gives to a deployment which simulations may confirm."""
 MAX_POOL_COST_FACTOR = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
 GAMBLE_PROBABILITY, SAFE_PROBABILITY = 0.5, 0.95
@@ -281,6 +283,21 @@ def search_deployments(scenario: Scenario, *, with_options: bool = True) -> Plan
     reason = get_progress_watch().stop_reason
     early = [f"{reason}; not tried: {what}" for what in early]
     return replace(plan, left_out=(*early, *plan.left_out))
+
+
+def is_promising(estimate: Candidate) -> bool:
+    """Tell whether simulations may confirm what the closed form says."""
+    return estimate.probability >= MIN_CLOSED_FORM_ODDS * estimate.confidence
+
+
+def find_choice(scenario: Scenario) -> Candidate | None:
+    """Find the cheapest that holds, of what the closed form finds likely; None if none does."""
+    built, _ = build_families(scenario, _fits_in_machine)
+    families = [each for each in built if is_promising(each.most)]
+    found = _Search(scenario, families, EvaluationStore(scenario)).find_cheapest(
+        scenario.confidence
+    )
+    return next(iter(found), None)
 
 
 def _add_pool_candidates(whole: Plan) -> Plan:

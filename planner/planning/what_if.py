@@ -4,23 +4,22 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_limit_seconds
 from planner.core.progress import is_out_of_time, try_each
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
-from planner.planning.candidate import CLEARLY_LIKELIER, Candidate, mark_as_tuned
+from planner.planning.candidate import CLEARLY_LIKELIER, Candidate
 from planner.planning.deployment_builder import load_format
-from planner.planning.engine_tuning import HOPELESS_MARGIN, tune_to_margin, tune_to_probability
+from planner.planning.engine_tuning import HOPELESS_MARGIN
 from planner.planning.evaluation import may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import LayoutEntry
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import Plan, find_choice, is_promising, search_deployments
 from planner.planning.search_space import Family, breaks_power, build_families
-from planner.planning.slo import SloTarget, compute_asked_tolerance
-from planner.planning.tolerance import EvaluationStore, state_deployment
+from planner.planning.slo import SloTarget
 
 SUGGESTED_GPUS = (
     "L40S",
@@ -40,10 +39,6 @@ CLEARLY_CHEAPER = 0.95
 """Share of the plan's price that something outside the scenario costs at most, or its gain for no more, to be named."""
 FAIR_CHANCE = 0.25
 """Probability from which on something cheaper is worth a benchmark."""
-MAX_UNLISTED_JUDGED = 4
-"""Deployments in a format or on GPUs outside the scenario which are simulated, cheapest first."""
-MIN_CLOSED_FORM_ODDS = 0.6
-"""Share of the asked probability that the closed form gives to a deployment which simulations may confirm."""
 CROWDED_KV_USAGE = 0.5
 """p99 use of the KV cache pool above which a smaller KV cache format could change the answer."""
 
@@ -112,32 +107,13 @@ def _get_priced_choice(plan: Plan) -> Candidate | None:
 def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
     """Find a plan in a format that the scenario does not allow, on the plan's own kind of GPU.
 
-    It is clearly cheaper, or likelier for no more money. The closed form proposes, cheapest first,
-    and the first that the judge finds probable enough is taken, tuned only where the engine's
-    default arguments fall short; None where none of a few is.
+    It is clearly cheaper, or likelier for no more money; None where none is.
     """
-    chosen, given = _get_priced_choice(plan), plan.scenario
-    if chosen is None:
-        return None
-    if (more := allow_formats(given)) is None:
+    chosen, more = _get_priced_choice(plan), allow_formats(plan.scenario)
+    if chosen is None or more is None:
         return None
     own = tuple(each for each in more.gpus if each.gpu == chosen.deployment.gpu)
-    cheaper = limit_to_budget(replace(more, gpus=own), chosen, 1.0)
-    added = set(more.quantizations) - set(given.quantizations)
-    has_cache = more.kv_cache_dtypes != given.kv_cache_dtypes
-    if not cheaper.gpus:
-        return None
-    formats: dict[str | None, tuple[str | None, ...]] = {
-        method: (method,) for method in more.quantizations if method in added
-    }
-    formats |= {"fp8 KV cache": given.quantizations} if has_cache else {}
-    found = list[tuple[Candidate, Scenario]]()
-    for name, quantizations in formats.items():
-        caches = given.kv_cache_dtypes if name in added else more.kv_cache_dtypes[-1:]
-        scenario = replace(cheaper, quantizations=quantizations, kv_cache_dtypes=caches)
-        if better := _find_better(scenario, found[-1][0] if found else chosen):
-            found.append((better, scenario))
-    return found[-1] if found else None
+    return _find_better(limit_to_budget(replace(more, gpus=own), chosen, 1.0), chosen)
 
 
 def find_unlisted_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
@@ -145,8 +121,7 @@ def find_unlisted_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
     chosen = _get_priced_choice(plan)
     if chosen is None or (promising := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
         return None
-    found = _find_better(promising, chosen)
-    return (found, promising) if found else None
+    return _find_better(promising, chosen)
 
 
 def find_measure_first(plan: Plan) -> Candidate | None:
@@ -198,40 +173,13 @@ def pin_candidate(scenario: Scenario, candidate: Candidate) -> Scenario:
     )  # fmt: skip
 
 
-def _find_better(scenario: Scenario, known: Candidate) -> Candidate | None:
-    """Find the cheapest that the judge finds probable enough, of what the closed form proposes.
-
-    It is clearly cheaper than what is `known`, or likelier for no more; None where none of a few is.
-    """
-    likeliest = {  # of each kind and number of GPUs
-        (each.deployment.gpu.name, each.rank_cost): each
-        for each in sorted(search_analytically(scenario).candidates, key=attrgetter("probability"))
-        if may_be_feasible(each) and each.rank_cost <= known.rank_cost
-        if _is_promising(each)
-    }
-    proposed = sorted(likeliest.values(), key=attrgetter("rank_cost", "rank_key"))
-    store = EvaluationStore(scenario)
-    for candidate in proposed[:MAX_UNLISTED_JUDGED]:
-        z = compute_asked_tolerance(scenario.confidence, candidate.p_memory)
-        deployment = tune_to_margin(store, candidate.deployment, z)
-        if not store.is_met(deployment, z):
-            continue
-        judged = state_deployment(scenario, deployment, candidate.preference_key)
-        if not judged.is_confident:
-            deployment = tune_to_probability(
-                store, deployment, candidate.deployment, scenario.confidence
-            )
-            judged = state_deployment(scenario, deployment, mark_as_tuned(candidate.preference_key))
-        is_likelier = judged.probability >= known.probability + CLEARLY_LIKELIER
-        is_cheaper = judged.cost_key[1] <= CLEARLY_CHEAPER * known.cost_key[1]
-        if judged.is_confident and (is_cheaper or is_likelier):
-            return judged
-    return None
-
-
-def _is_promising(estimate: Candidate) -> bool:
-    """Tell whether simulations may confirm what the closed form says."""
-    return estimate.probability >= MIN_CLOSED_FORM_ODDS * estimate.confidence
+def _find_better(scenario: Scenario, known: Candidate) -> tuple[Candidate, Scenario] | None:
+    """Find what holds and is clearly cheaper than what is `known`, or likelier for no more."""
+    if (found := find_choice(scenario) if scenario.gpus else None) is None:
+        return None
+    is_likelier = found.probability >= known.probability + CLEARLY_LIKELIER
+    is_cheaper = found.cost_key[1] <= CLEARLY_CHEAPER * known.cost_key[1]
+    return (found, scenario) if is_cheaper or is_likelier else None
 
 
 def allow_formats(scenario: Scenario) -> Scenario | None:
@@ -374,7 +322,7 @@ def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
     values = {}  # (is likely, has a price, capacity per USD or GPU) of the best candidate
     for candidate_gpu in scenario.gpus:
         rates = [
-            (_is_promising(each), not each.cost_key[0], performance.capacity.mid / each.cost_key[1])
+            (is_promising(each), not each.cost_key[0], performance.capacity.mid / each.cost_key[1])
             for each in _evaluate_all_layouts(scenario, candidate_gpu)
             if may_be_feasible(each) and each.limit_utilization <= HOPELESS_MARGIN
             if (performance := each.prediction.performance) and performance.capacity
