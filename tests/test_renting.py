@@ -359,10 +359,47 @@ def test_a_volume_becomes_the_rate_of_the_busiest_hour(volume: dict[str, float])
     assert asked.daily_profile and sum(asked.daily_profile.hourly_fractions) == 9
     assert any("2.78 a second" in sentence for sentence in asked.assumptions)
     weekdays = parse_scenario({**SMALL, "workload": workload | {"office_days": 5}}, "office")
-    assert weekdays.workload.rate == pytest.approx(90_000 * 7 / (5 * 9 * 3600))
+    closed = 7 / 5 if "month" in next(iter(volume)) else 1  # a month counts its weekends, too
+    assert weekdays.workload.rate == pytest.approx(90_000 * closed / (9 * 3600))
     for others in ({"rate": 3}, {"concurrency": 4}, {"tokens_per_day": 1, "requests_per_day": 1}):
         with pytest.raises(PlannerError, match=r"leave out|not both"):
             parse_scenario({**SMALL, "workload": workload | others}, "office")
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    opens=st.integers(0, 22), hours=st.integers(1, 24), days=st.integers(1, 7),
+    requests=st.floats(100, 1e6), peak=st.floats(1, 10), is_month=st.booleans(),
+)  # fmt: skip
+def test_the_traffic_of_the_hours_adds_up_to_the_volume(
+    opens: int, hours: int, days: int, requests: float, peak: float, is_month: bool
+) -> None:
+    """Whatever a day or a month is stated to have comes in the hours that have traffic."""
+    lengths = {name: SMALL["workload"][name] for name in ("prompt_tokens", "output_tokens")}
+    volume = {"requests_per_month" if is_month else "requests_per_day": requests}
+    closes = min(opens + hours, 24)
+    office = {"office_hours": [opens, closes], "office_days": days}
+    scenario = parse_scenario({**SMALL, "workload": {**lengths, **volume, **office}}, "s")
+    hour, profile = scenario.sized_hour, scenario.daily_profile
+    assert hour and profile and hour.hour == opens and hour.requests_per_s == scenario.workload.rate
+    of_a_day = hour.requests_per_s * 3600 * (closes - opens)
+    of_a_month = of_a_day * days / 7 * 365.25 / 12
+    assert (of_a_month if is_month else of_a_day) == pytest.approx(requests)
+    assert hour.times_mean_hour == pytest.approx(168 / ((closes - opens) * days))
+    steady = parse_scenario(
+        {**SMALL, "workload": {**lengths, **volume, "peak_to_mean": peak}}, "s"
+    ).sized_hour
+    seconds = (365.25 / 12 if is_month else 1) * 86400
+    assert steady and steady.hour is None and steady.times_mean_hour == pytest.approx(peak)
+    assert steady.requests_per_s * seconds == pytest.approx(requests * peak)
+
+
+def test_office_hours_of_five_days_count_five_days() -> None:
+    """12,000 requests between 8 and 18 h are 12,000 in 36,000 s, on however many days of a week."""
+    lengths = {name: SMALL["workload"][name] for name in ("prompt_tokens", "output_tokens")}
+    workload = {**lengths, "requests_per_day": 12_000, "office_hours": [8, 18], "office_days": 5}
+    asked = parse_scenario({**SMALL, "workload": workload}, "office")
+    assert asked.workload.rate == pytest.approx(1 / 3)
 
 
 def test_a_service_with_office_hours_may_stop_outside_them() -> None:

@@ -375,7 +375,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ({"workload": {"rate": 1, "output_tokens": {"mean": 9}}}, "needs prompt_tokens"),
         (
             {"workload": {**SMALL["workload"], "requests": 10}},
-            "set both requests and within_hours, or neither",
+            "requests within_hours say the rate: leave out rate",
         ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "p95": 8}}},

@@ -13,6 +13,7 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import derive_effective_workload, estimate_capacity
 from planner.planning.engine_tuning import generate_neighbours
 from planner.planning.scenario import Scenario, parse_scenario
+from planner.planning.search import search_analytically
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
 from planner.workload.request_generator import build_segment_blocks, build_session_blocks
@@ -192,6 +193,14 @@ def test_host_memory_is_tried_where_the_version_has_it(version: str, sizes: set[
     assert all(hits[0] < hit - 0.05 for hit in hits[1:]), "host memory keeps more than the pool"
 
 
+def test_sessions_with_office_hours_are_planned_for_those_hours() -> None:
+    """`users` are those at work at the busiest time, so that the office hours have all their load."""
+    always, office = scenario_of(CHAT), scenario_of(CHAT, office_hours=[8, 18], office_days=5)
+    assert office.workload.rate == always.workload.rate
+    assert office.daily_profile and sum(office.daily_profile.hourly_fractions) == 50
+    assert search_analytically(office).chosen == search_analytically(always).chosen
+
+
 @pytest.mark.parametrize(
     ("changes", "others", "words"),
     [
@@ -201,7 +210,7 @@ def test_host_memory_is_tried_where_the_version_has_it(version: str, sizes: set[
         ({"max_context": 1000}, {}, "no first prompt"),
         ({"turns": {"p95": 3}}, {}, "turns: needs the mean"),
         ({}, {"rate": 3}, "leave out rate"),
-        ({}, {"day": "campus-rag"}, "leave out day"),
+        ({}, {"peak_to_mean": 2}, "leave out peak_to_mean"),
         ({}, {"output_tokens": {"mean": 9}}, "leave out output_tokens"),
     ],
 )

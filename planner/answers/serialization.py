@@ -116,6 +116,7 @@ def serialize_answer(answer: Answer) -> Fields:
         "ways_out": answer.ways_out and _to_json(answer.ways_out.relaxations),
         "replica_loss": answer.replica_loss and _to_json(answer.replica_loss),
         "risks": [{"risk": risk.kind, **_to_json(risk.figures)} for risk in answer.risks],
+        "sized_hour": scenario.sized_hour and _to_json(scenario.sized_hour),
         "assumptions": list(scenario.assumptions),
         "notes": [*answer.notes, *filter(None, [explain_stages(answer)]), *answer.left_out],
         "engine_notes": [*answer.engine_notes, *answer.trait_facts],

@@ -97,8 +97,8 @@ def _describe_problem(
     """Describe what is wrong with a field, and list the fields that are accepted instead."""
     path = [part for part in problem["loc"] if part != "[key]"]
     field = ".".join(map(str, path)) or "(the whole entry)"
-    if problem["type"] == "value_error" and not problem["loc"]:
-        return f"{location}: {problem['ctx']['error']}", ""
+    if problem["type"] == "value_error" and (not path or isinstance(problem["input"], Mapping)):
+        return f"{', '.join(map(str, (location, *path)))}: {problem['ctx']['error']}", ""
     if problem["type"] == "missing":
         return f"{location}, field {field}: field is missing", ""
     if problem["type"] == "extra_forbidden":

@@ -222,6 +222,7 @@ def compare_to_api(
         total = load.num_prompts * usd_per_request
         return ApiComparison(usd * hours.mid, total, per_mtok, False, False, None, served.mid)
     usable_rps, peak_rps = served.mid * (1 - scenario.headroom), load.rate or 0.0
+    usable_rps *= scenario.mean_fraction
     given_usd = scenario.billing_alternatives.api_usd_per_month
     stated = peak_rps, scenario.volume, given_usd
     if daily is not None:
@@ -236,11 +237,13 @@ def compare_to_api(
             daily.requests / 86400, *stated,
         )  # fmt: skip
     own, seconds = usd * HOURS_PER_MONTH, HOURS_PER_MONTH * 3600
-    mean_rps = load.rate or compute_offered_rps(scenario, candidate.prediction)
+    peak = load.rate or compute_offered_rps(scenario, candidate.prediction)
+    mean_rps = peak * scenario.mean_fraction
     api_usd = mean_rps * seconds * usd_per_request
     break_even = own / (usd_per_request * seconds) if usd_per_request else None
+    is_constant = load.trace is None and scenario.mean_fraction == 1
     return ApiComparison(
-        own, api_usd, per_mtok, True, load.trace is None, break_even, usable_rps, None, mean_rps,
+        own, api_usd, per_mtok, True, is_constant, break_even, usable_rps, None, mean_rps,
         *stated,
     )  # fmt: skip
 
@@ -254,12 +257,10 @@ def price_tokens(scenario: Scenario, candidate: Candidate) -> tuple[Interval, To
     They are output tokens, or prompt tokens where there are no answers (embeddings). None also for
     one request at a time, which nobody would pay GPUs for.
     """
-    usd, day = candidate.prediction.usd_per_mtok_output, scenario.daily_profile
+    usd = candidate.prediction.usd_per_mtok_output
     if usd is None or is_least_load(scenario):
         return None
-    if day:
-        usd = usd * (day.num_hours / sum(day.hourly_fractions))
-    load = scenario.workload
+    usd, load = usd / scenario.mean_fraction, scenario.workload
     if load.output.max_tokens > 1:
         return usd, "output"
     return usd * (load.output.mean / load.prompt.mean), "prompt"

@@ -105,6 +105,15 @@ def _explain_slice(gpu: Gpu) -> str:
 
 
 @dataclass(frozen=True)
+class SizedHour:
+    """The busiest hour, which a plan is sized for: all others have less traffic, or the same."""
+
+    requests_per_s: float
+    times_mean_hour: float  # its traffic as a multiple of the mean hour's
+    hour: int | None  # the first such of the daily profile; None where all hours are alike
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A capacity question: a model, candidate GPUs, a workload and SLOs.
 
@@ -150,6 +159,9 @@ class Scenario:
     open_figure: OpenFigure | None = None  # that the search has to find
     found_figure: OpenFigure | None = None  # that it has found; a limit is that of the first SLO
     volume: TrafficVolume | None = None  # of which the busiest hour's rate was worked out
+    peak_to_mean: float = (
+        1.0  # the busiest hour of a volume, in mean hours, without a daily profile
+    )
     confidence: float = 0.8  # probability of meeting every SLO that a plan needs
     load_sigma: float = 0.0  # standard deviation of ln(load), of traffic that is given as a range
     billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
@@ -169,6 +181,20 @@ class Scenario:
         """The requests/s with the range that the file states; None without a rate."""
         rate = self.workload.rate
         return None if rate is None else Interval.from_lognormal(rate, self.load_sigma)
+
+    @property
+    def mean_fraction(self) -> float:
+        """A mean hour's traffic as a fraction of that of the busiest, which is planned for."""
+        return self.daily_profile.mean_fraction if self.daily_profile else 1 / self.peak_to_mean
+
+    @property
+    def sized_hour(self) -> SizedHour | None:
+        """The hour that is sized for; None without a rate."""
+        rate, day = self.workload.rate, self.daily_profile
+        if rate is None or self.offline:
+            return None
+        hour = day.hourly_fractions.index(max(day.hourly_fractions)) if day else None
+        return SizedHour(rate, 1 / self.mean_fraction, hour)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -201,16 +227,15 @@ class Scenario:
         )
 
     def _explain_peak(self, volume: TrafficVolume) -> str:
-        requests = volume.count_daily_requests(self.workload.mean_tokens_per_request)
         spread = (
-            f"spread over {self.daily_profile.busy_hours:.3g} busy hours a week"
+            f"spread over {self.daily_profile.hours_a_day:.3g} busy hours of a day with traffic"
             if self.daily_profile
-            else "evenly over 24 hours"
+            else f"with {self.peak_to_mean:g} times the mean in the busiest hour"
+            if self.peak_to_mean > 1
+            else "spread evenly over 24 hours"
         )
-        return (
-            f"{volume} are {requests:,.0f} requests on an average day, {spread}:"
-            f" {format_number(self.workload.rate or 0)} a second in the busiest hour."
-        )
+        rate = format_number(self.workload.rate or 0)
+        return f"{volume}, {spread}, are {rate} a second in the busiest hour."
 
     @property
     def split_by_engine(self) -> tuple["Scenario", ...]:
@@ -366,6 +391,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             grid=None if entry.grid is None else get_grid(entry.grid),
             open_figure=entry.open_figure,
             volume=entry.workload.volume,
+            peak_to_mean=entry.workload.peak_to_mean or 1.0,
             load_sigma=entry.workload.traffic_range.sigma if entry.workload.traffic_range else 0.0,
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
@@ -481,7 +507,7 @@ def _price_api_bill(
             "instead, field api_usd_per_month: takes the bill of a workload with a rate or a volume,"
             " and no prices in `api` beside it"
         )
-    busy = sum(day.hourly_fractions) / day.num_hours if day else 1.0
+    busy = day.mean_fraction if day else 1 / (entry.workload.peak_to_mean or 1.0)
     requests = workload.rate * busy * HOURS_PER_MONTH * 3600
     per_mtok = usd / (requests * workload.mean_tokens_per_request) * 1e6
     api = ApiEntry(usd_per_mtok_input=per_mtok, usd_per_mtok_output=per_mtok)
@@ -528,10 +554,7 @@ def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple
         candidates.append(CandidateGpu(gpu, g.at_most, g.gpus_per_node, g.interconnect, sizes))
     if entry.budget is None:
         return tuple(candidates)
-    given = (entry.budget.usd_per_hour, entry.budget.usd_per_month)
-    if (given[0] is None) == (given[1] is None):
-        raise PlannerError("budget: give usd_per_hour or usd_per_month")
-    usd = given[0] or (given[1] or 0.0) / HOURS_PER_MONTH
+    usd = entry.budget.usd_per_hour or (entry.budget.usd_per_month or 0.0) / HOURS_PER_MONTH
     affordable, quotes = [], []
     for candidate in candidates:
         price = look_up_gpu_price(candidate.gpu, prices)

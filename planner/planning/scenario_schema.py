@@ -7,9 +7,16 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, create_model
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import StrictEntry, validate_entry
@@ -17,7 +24,7 @@ from planner.core.errors import PlannerError, check_known_names
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.engines.engine_args import LORA_RANKS, EngineArgs, format_media_limits
 from planner.engines.layout import SpeculationConfig
-from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
+from planner.hardware.prices import PriceTier
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.memory.memory_plan import MemoryTerm
 from planner.models.registry import load_model
@@ -118,6 +125,19 @@ class LengthsEntry(StrictEntry):
     p95: PositiveNumber | None = None
     max: PositiveNumber | None = None
 
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        others = {*self.model_dump(exclude_none=True)} - {"exactly"}
+        if self.exactly is not None and others:
+            raise ValueError(
+                f"exactly says that all lengths are alike: leave out {', '.join(sorted(others))}"
+            )
+        if self.exactly is None and self.mean is None:
+            raise ValueError(
+                "needs the mean (best with p50 and p95), or exactly for lengths that are all alike"
+            )
+        return self
+
 
 Lengths = Annotated[LengthsEntry, BeforeValidator(_check_lengths_given)]
 
@@ -189,28 +209,72 @@ class SessionsEntry(StrictEntry):
     max_context: PositiveNumber | None = None
     answer_seconds: PositiveNumber | None = None
 
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.users is None) == (self.per_hour is None):
+            raise ValueError("give users (at work at the busiest time) or per_hour (new sessions)")
+        return self
+
 
 VOLUME_FIELDS = ("tokens_per_day", "tokens_per_month", "requests_per_day", "requests_per_month")
 """Fields of a workload that state its volume in place of a rate."""
+DAY_FIELDS = ("day", "office_hours", "office_days")
+"""Fields of a workload that say how its traffic rises and falls."""
 
 
 @dataclass(frozen=True)
 class TrafficVolume:
-    """Traffic as a bill states it: tokens (prompt and output) or requests of a day or a month."""
+    """Traffic as a bill states it: tokens (prompt and output) or requests of a day or a month.
+
+    Days without traffic do not count among the days; a month is a mean one, with all its days.
+    """
 
     amount: float
     unit: str  # tokens or requests
     period: str  # day or month
 
-    def count_daily_requests(self, tokens_per_request: float) -> float:
-        """Return the requests of a mean day, which have `tokens_per_request` tokens each."""
-        days = 1.0 if self.period == "day" else HOURS_PER_MONTH / HOURS_PER_DAY
-        return self.amount / days / (tokens_per_request if self.unit == "tokens" else 1)
+    def compute_peak_rps(self, tokens_per_request: float, day_s: float, month_s: float) -> float:
+        """Compute the busiest hour's requests/s, of which a day with traffic, or a month, has `day_s`."""
+        requests = self.amount / (tokens_per_request if self.unit == "tokens" else 1)
+        return requests / (day_s if self.period == "day" else month_s)
 
     def __str__(self) -> str:
         millions = self.amount / 1e6
         amount = f"{self.amount:,.0f}" if millions < 1 else f"{millions:,.3g} million"
         return f"{amount} {self.unit} a {self.period}"
+
+
+_LOADS = {"rate", "concurrency", "requests", "trace"}
+EXCLUDED_FIELDS: tuple[tuple[set[str], set[str], str], ...] = (
+    (
+        {"sessions"},
+        {*_LOADS, *VOLUME_FIELDS, "prompt_tokens", "output_tokens", "shared_prefix", "burstiness"}
+        | {"within_hours", "peak_to_mean"},
+        "sessions say lengths, load and shared prefixes",
+    ),
+    ({"rate: max", "concurrency: max"}, {*DAY_FIELDS, "trace", "requests"}, "max asks for a steady load"),
+    ({"day", "office_hours"}, {"concurrency", "requests"}, "a day needs a rate, that of its busiest hour"),
+    ({"day"}, {"office_hours", "office_days"}, "day says which hours have traffic"),
+    ({"day", "office_hours"}, {"peak_to_mean"}, "a day says how much its busiest hour has"),
+    (
+        {"concurrency"},
+        {"rate", "requests", "trace", "burstiness"},
+        "with a concurrency a request comes when another is answered, so give rate instead, or",
+    ),
+    ({"requests"}, {"rate"}, "requests within_hours say the rate"),
+    *(
+        ({name}, {*_LOADS, *VOLUME_FIELDS} - {name}, f"{name} says the rate")
+        for name in VOLUME_FIELDS
+    ),
+)  # fmt: skip
+"""Fields of a workload, those that none of them stands beside, and why."""
+NEEDED_FIELDS: tuple[tuple[str, set[str]], ...] = (
+    ("office_days", {"office_hours"}),
+    ("requests", {"within_hours"}),
+    ("within_hours", {"requests"}),
+    ("peak_to_mean", {*VOLUME_FIELDS}),
+)
+"""Fields of a workload, and those of which one has to stand beside each."""
 
 
 class WorkloadEntry(StrictEntry):
@@ -245,11 +309,27 @@ class WorkloadEntry(StrictEntry):
     tokens_per_month: PositiveNumber | None = None
     requests_per_day: PositiveNumber | None = None
     requests_per_month: PositiveNumber | None = None
+    peak_to_mean: Annotated[float, Field(ge=1, le=100)] | None = None
     day: Annotated[str | tuple[float, ...] | None, BeforeValidator(_parse_hours)] = None
     office_hours: (
         tuple[Annotated[int, Field(ge=0, le=24)], Annotated[int, Field(ge=0, le=24)]] | None
     ) = None
     office_days: Annotated[int, Field(ge=1, le=7)] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        given |= {f"{name}: max" for name in given if getattr(self, name) == OPEN_FIGURE}
+        for fields, excluded, reason in EXCLUDED_FIELDS:
+            if fields & given and (others := excluded & given):
+                raise ValueError(f"{reason}: leave out {', '.join(sorted(others))}")
+        for name, needed in NEEDED_FIELDS:
+            if name in given and not needed & given:
+                raise ValueError(f"{name} needs {' or '.join(sorted(needed))} beside it")
+        opens, closes = self.office_hours or (0, 24)
+        if opens >= closes:
+            raise ValueError("office_hours are those of opening and closing, such as [9, 18]")
+        return self
 
     @property
     def traffic_range(self) -> TrafficRange | None:
@@ -263,20 +343,13 @@ class WorkloadEntry(StrictEntry):
         return self.traffic_range.middle if self.traffic_range else self.rate
 
     @property
-    def has_day(self) -> bool:
-        """Whether it says how the traffic rises and falls over a day."""
-        return self.day is not None or self.office_hours is not None
-
-    @property
     def volume(self) -> TrafficVolume | None:
         """The traffic of a day or a month, of which the rate is worked out; None if it is not given so."""
-        given = [name for name in VOLUME_FIELDS if getattr(self, name) is not None]
-        if not given:
-            return None
-        if len(given) > 1:
-            raise PlannerError(f"workload: give {given[0]} or {given[1]}, not both")
-        unit, period = given[0].split("_per_")
-        return TrafficVolume(getattr(self, given[0]), unit, period)
+        for name in VOLUME_FIELDS:
+            if amount := getattr(self, name):
+                unit, period = name.split("_per_")
+                return TrafficVolume(amount, unit, period)
+        return None
 
 
 class ServerlessEntry(StrictEntry):
@@ -304,6 +377,12 @@ class BudgetEntry(StrictEntry):
 
     usd_per_hour: PositiveNumber | None = None
     usd_per_month: PositiveNumber | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.usd_per_hour is None) == (self.usd_per_month is None):
+            raise ValueError("give usd_per_hour or usd_per_month")
+        return self
 
 
 class ApiEntry(StrictEntry):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from planner.core.errors import PlannerError, add_error_context
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario_schema import (
     OPEN_FIGURE,
     AdaptersEntry,
@@ -45,54 +46,32 @@ def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
 
 
 def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | None:
-    """Return the daily profile of a scenario file, None if it has neither `day` nor `office_hours`."""
-    if not entry.has_day:
-        if entry.office_days is not None:
-            raise PlannerError("workload: office_days needs office_hours, such as [9, 18]")
-        return None
+    """Return the daily profile of a scenario file, None if it has neither `day` nor `office_hours`.
+
+    In office hours the traffic comes evenly, and not at all outside.
+    """
     with add_error_context(f"workload, {'day' if entry.office_hours is None else 'office_hours'}"):
-        for name in ("concurrency", "requests"):
-            if getattr(entry, name) is not None:
-                raise PlannerError(
-                    f"a day needs a rate, that of its busiest hour: leave out {name}"
-                )
-        if entry.office_hours is not None:
-            return _spread_over_office_hours(entry)
-        return build_daily_profile(entry.day or "", resolve_path(folder, str(entry.day)))
-
-
-def _spread_over_office_hours(entry: WorkloadEntry) -> DailyProfile:
-    """Return the profile of traffic that comes evenly in the office hours, and not at all outside."""
-    opens, closes = entry.office_hours or (0, 24)
-    if entry.day is not None or opens >= closes:
-        raise PlannerError(
-            "give the hours of opening and closing, such as [9, 18], and no day beside them"
-        )
-    hours = [float(opens <= hour < closes) for hour in range(HOURS_PER_DAY)]
-    if entry.office_days is None:
-        return build_daily_profile(hours, Path())
-    closed = [0.0] * HOURS_PER_DAY * (7 - entry.office_days)
-    return build_daily_profile([*hours * entry.office_days, *closed], Path())
+        if entry.office_hours is None:
+            path = resolve_path(folder, str(entry.day))
+            return None if entry.day is None else build_daily_profile(entry.day, path)
+        opens, closes = entry.office_hours
+        open_day = [float(opens <= hour < closes) for hour in range(HOURS_PER_DAY)]
+        days = entry.office_days or 1
+        closed = [0.0] * HOURS_PER_DAY * (7 - days if entry.office_days else 0)
+        return build_daily_profile([*open_day * days, *closed], Path())
 
 
 def _compute_peak_rps(
     entry: WorkloadEntry, day: DailyProfile | None, volume: TrafficVolume, tokens_per_request: float
 ) -> float:
-    """Compute the busiest hour's requests/s of a `volume`, spread as `day`, else evenly."""
-    if others := [
-        name
-        for name in ("rate", "concurrency", "requests", "trace")
-        if getattr(entry, name) is not None
-    ]:
-        raise PlannerError(f"workload: {volume} say the rate: leave out {', '.join(others)}")
+    """Compute the busiest hour's requests/s of a `volume`, spread as `day` says or `peak_to_mean`."""
     if not tokens_per_request:
         raise PlannerError(f"workload: {volume} need prompt_tokens and output_tokens")
-    busy_hours = (
-        HOURS_PER_DAY
-        if day is None
-        else sum(day.hourly_fractions) * HOURS_PER_DAY / day.num_hours  # of a day, as the busiest
+    mean_fraction = day.mean_fraction if day else 1 / (entry.peak_to_mean or 1.0)
+    day_hours = day.hours_a_day if day else HOURS_PER_DAY * mean_fraction
+    return volume.compute_peak_rps(
+        tokens_per_request, day_hours * 3600, HOURS_PER_MONTH * mean_fraction * 3600
     )
-    return volume.count_daily_requests(tokens_per_request) / (busy_hours * 3600)
 
 
 def parse_workload(
@@ -108,20 +87,12 @@ def parse_workload(
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
     tokens; the tail of others ends where no server takes them, at `context` tokens of the model.
     """
-    entry = _fill_open_load(entry)
-    rate = entry.middle_rate or (day.peak_rps if day else None)
-    if (entry.requests is None) != (entry.within_hours is None):
-        raise PlannerError("workload: set both requests and within_hours, or neither")
-    if entry.concurrency is not None:
-        for name in ("rate", "requests", "trace", "burstiness"):
-            if getattr(entry, name) is not None:
-                raise PlannerError(
-                    "workload: with a concurrency a request comes when another is answered:"
-                    f" leave out {name}, or give rate instead of concurrency"
-                )
+    rate, concurrency = entry.middle_rate, entry.concurrency
+    rate = 1.0 if rate == OPEN_FIGURE else rate  # the question, which is found later
+    concurrency = 1 if concurrency == OPEN_FIGURE else concurrency
+    if day and not entry.sessions:
+        rate = rate or day.peak_rps
     if entry.requests and entry.within_hours:
-        if rate is not None:
-            raise PlannerError("workload: give a rate, or requests within_hours, not both")
         rate = entry.requests / (entry.within_hours * 3600)
     trace = _draw_sessions(entry, entry.sessions, longest) if entry.sessions else None
     if entry.trace is not None:
@@ -138,7 +109,7 @@ def parse_workload(
     )
     if volume := entry.volume:
         rate = _compute_peak_rps(entry, day, volume, prompt + output if prompt and output else 0.0)
-    if base is None and rate is None and entry.concurrency is None:
+    if base is None and rate is None and concurrency is None:
         raise PlannerError(
             "workload: needs a rate (requests per second), a concurrency (users who each wait for"
             " their answer), a trace, requests or tokens per_day or per_month, or requests with"
@@ -154,7 +125,7 @@ def parse_workload(
             entry.output_tokens, "output", longest - prompt, measured[1], context=context - prompt
         ),
         rate=base.rate if base else rate,
-        concurrency=entry.concurrency,
+        concurrency=concurrency,
         burstiness=entry.burstiness or burstiness,
         prefix_tokens=prefix.tokens,
         prefix_hit_rate=prefix.hit_rate,
@@ -167,16 +138,7 @@ def parse_workload(
 
 def _draw_sessions(entry: WorkloadEntry, given: SessionsEntry, longest: float) -> Trace:
     """Draw the requests of the sessions of a scenario file, prompts and answers up to `longest`."""
-    if others := {*entry.model_dump(exclude_none=True)} - {"sessions"}:
-        raise PlannerError(
-            "workload: sessions say lengths, load and shared prefixes: leave out"
-            f" {', '.join(sorted(others))}"
-        )
     with add_error_context("workload, sessions"):
-        if (given.users is None) == (given.per_hour is None):
-            raise PlannerError(
-                "give users (at work at the busiest time) or per_hour (new sessions)"
-            )
         if given.max_context and given.max_context > longest:
             raise PlannerError(
                 f"field max_context: must be up to {longest:,.0f} tokens, the model's context or"
@@ -211,18 +173,6 @@ def _parse_spread(
     return _parse_lengths(LengthsEntry(**figures), "prompt", math.inf, None, field)
 
 
-def _fill_open_load(entry: WorkloadEntry) -> WorkloadEntry:
-    """Put one request a second, or one user, for a load that the search has to find."""
-    open_loads = [kind for kind in ("rate", "concurrency") if getattr(entry, kind) == OPEN_FIGURE]
-    if not open_loads:
-        return entry
-    if entry.has_day or entry.trace is not None or entry.requests is not None:
-        raise PlannerError(
-            "workload: max asks for a steady load: leave out day, trace and requests"
-        )
-    return entry.model_copy(update=dict.fromkeys(open_loads, 1))
-
-
 def _parse_lengths(
     entry: LengthsEntry | None,
     side: RequestSide,
@@ -240,16 +190,10 @@ def _parse_lengths(
         if measured is None:
             raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
         return measured
-    given = entry.model_dump(exclude_none=True)
     with add_error_context(f"workload, {field}"):
-        if others := ", ".join({*given} - {"exactly"}) if entry.exactly else "":
-            raise PlannerError(f"exactly says that all lengths are alike: leave out {others}")
         if entry.exactly is not None:
             return LengthDistribution.from_constant(entry.exactly)
-        if entry.mean is None:
-            raise PlannerError(
-                "needs the mean (best with p50 and p95), or exactly for lengths that are all alike"
-            )
+        assert entry.mean is not None
         if entry.p50 is not None or entry.p95 is not None:
             figures = entry.mean, entry.p95, entry.p50
             if entry.max is None and math.isfinite(context):

@@ -26,6 +26,7 @@ from planner.planning.scenario import (
     resolve_file_fields,
 )
 from planner.planning.scenario_schema import (
+    DAY_FIELDS,
     VOLUME_FIELDS,
     AdaptersEntry,
     LengthsEntry,
@@ -38,8 +39,6 @@ COCKPIT_FILE_HEADER = (
     "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
 )
 """The first line of files that the cockpit may overwrite."""
-DAY_FIELDS = ("day", "office_hours", "office_days")
-"""Fields of a workload that say how its traffic rises and falls."""
 STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = get_args(LatencyStatistic)
 FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
 KV_CACHE_CHOICES = ("auto", "fp8")
@@ -186,7 +185,7 @@ def apply_control(
         _replace_load(workload, name, {name: value})
     elif name in ("rate", "concurrency", "requests", "within_hours"):
         workload[name] = round(value) if name == "concurrency" else value
-        _drop_fields(workload, VOLUME_FIELDS)  # of which a rate was worked out
+        _drop_fields(workload, (*VOLUME_FIELDS, "peak_to_mean"))  # of which a rate was worked out
     elif name == "find_max":
         kind = "concurrency" if workload.get("concurrency") else "rate"
         workload[kind] = "max" if value else values[kind]
@@ -251,7 +250,7 @@ def _drop_fields(workload: ScenarioFields, names: Iterable[str]) -> None:
 
 def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]) -> None:
     """Change the kind of load in place, to the values of its controls."""
-    loads = ("rate", "concurrency", "requests", "within_hours", *VOLUME_FIELDS)
+    loads = ("rate", "concurrency", "requests", "within_hours", *VOLUME_FIELDS, "peak_to_mean")
     _drop_fields(workload, loads if kind == "rate" else (*loads, "burstiness"))
     if kind not in ("rate", "trace"):  # a daily profile needs an open loop
         _drop_fields(workload, DAY_FIELDS)

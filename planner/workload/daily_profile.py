@@ -49,14 +49,24 @@ class DailyProfile:
         return len(self.hourly_fractions)
 
     @property
-    def busy_hours(self) -> float:
-        """Hours of a week like the busiest that hold its traffic."""
-        return HOURS_PER_WEEK * sum(self.hourly_fractions) / self.num_hours
+    def mean_fraction(self) -> float:
+        """A mean hour's traffic as a fraction of the busiest hour's."""
+        return sum(self.hourly_fractions) / self.num_hours
+
+    @property
+    def hours_a_day(self) -> float:
+        """Hours like the busiest that hold the traffic of a mean day of those that have any."""
+        days = [
+            self.hourly_fractions[k : k + HOURS_PER_DAY]
+            for k in range(0, self.num_hours, HOURS_PER_DAY)
+        ]
+        return (
+            sum(self.hourly_fractions) * HOURS_PER_DAY / sum(len(day) for day in days if any(day))
+        )
 
     def __str__(self) -> str:
-        mean = sum(self.hourly_fractions) / self.num_hours
         return (
-            f"{self.name}: {self.num_hours} hours, on average {mean:.0%} of the busiest, at least"
+            f"{self.name}: {self.num_hours} hours, on average {self.mean_fraction:.0%} of the busiest, at least"
             f" {min(self.hourly_fractions):.0%}"
         )
 
