@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,10 @@ from shipped import plan_once, small_plan, small_scenario
 
 from planner.latency.step_model import build_step_model
 from planner.planning.evaluation import evaluate_candidate
+from planner.planning.growth import judge_surge
 from planner.planning.max_load import find_largest, find_max_load, round_figure
-from planner.planning.search import search_analytically
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import Plan, search_analytically
 from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import compute_tolerance
 
@@ -62,6 +65,44 @@ def test_less_probable_loads_and_more_replicas_are_larger() -> None:
     assert expected > likely > safe > 0
     twice = find_max_load(plan.scenario, chosen.deployment.with_replicas(2), 0.8)
     assert twice == pytest.approx(2 * likely, rel=0.05)
+
+
+ONE_LIMIT: dict[str, Any] = {
+    "model": "mistralai/Mistral-Small-24B-Instruct-2501", "quantization": ["checkpoint", "fp8"],
+    "gpus": [{"gpu": "L40S", "at_most": 1}], "service_level": {"tpot": {"p95": 50}},
+    "workload": {"prompt_tokens": {"mean": 1200}, "output_tokens": {"mean": 250}, "rate": "max"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields", [ONE_LIMIT, {**ONE_LIMIT, "gpus": [{"gpu": "A100-SXM-80GB", "at_most": 1}]}]
+)
+def test_odds_at_the_largest_rate_and_at_even_odds_are_those_of_plans(
+    fields: dict[str, Any],
+) -> None:
+    """Whoever states the rate that was found, and the one at even odds, gets the same answer."""
+    most = plan_once(parse_scenario(fields, "max"))
+    surge = judge_surge(most)
+    assert most.verdict == "holds" and surge and surge.even_odds
+    assert surge.even_odds.load >= most.scenario.workload.rate
+    assert surge.unlimited.keys() == {"p95 TTFT"} == surge.even_odds.unlimited.keys()
+
+    def plan_at(rate: float) -> Plan:
+        stated = {**fields, "workload": {**fields["workload"], "rate": rate}}
+        return plan_once(parse_scenario(stated, "stated"))
+
+    stated = plan_at(most.scenario.workload.rate)
+    assert stated.chosen and stated.probability == most.probability
+    assert stated.performance.get("ttft", "p95") == surge.unlimited["p95 TTFT"]
+    even = plan_at(surge.even_odds.load)
+    assert even.verdict == "at_risk" and even.probability >= 0.5
+
+
+def test_even_odds_lie_where_the_expected_pace_reaches_its_limit() -> None:
+    """At 1.14 a second an L40S of 64 sequences is expected to take 50 ms a token, at 0.26 it has 76 %."""
+    surge = judge_surge(plan_once(parse_scenario(ONE_LIMIT, "max")))
+    assert surge and surge.even_odds and surge.even_odds.load == pytest.approx(1.14, rel=0.1)
+    assert surge.unlimited["p95 TTFT"].mid < 2
 
 
 def test_users_are_whole_and_a_limit_is_the_shortest() -> None:

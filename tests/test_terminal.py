@@ -169,6 +169,8 @@ def test_a_load_that_is_less_than_any_is_told_in_words() -> None:
     assert re.search(
         r"Risk even with one request at a time p95 TPOT may reach \d+ ms, limit 44", text
     )
+    assert answer.surge and answer.surge.even_odds and answer.surge.even_odds.load > 0.01
+    assert f"at {format_number(answer.surge.even_odds.load)}: " in text
 
 
 def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:

@@ -12,6 +12,7 @@ from planner.answers.answer import (
 from planner.answers.bill_wording import format_day_bill, format_price
 from planner.answers.deployment_wording import describe_offer
 from planner.answers.wording import describe_rejected, format_odds
+from planner.core.intervals import Interval
 from planner.core.number_format import (
     format_distinct,
     format_number,
@@ -22,7 +23,7 @@ from planner.core.text import capitalize
 from planner.planning.autoscaling import NUM_SIMULATED_DAYS
 from planner.planning.growth import MIN_GROWTH, GrowthLimit
 from planner.planning.scenario import Scenario
-from planner.planning.search import GAMBLE_PROBABILITY
+from planner.planning.slo import format_latency
 
 MAX_GROWTH_IN_PERCENT = 2.0
 """From threefold on, growth is told as a factor."""
@@ -116,14 +117,17 @@ def describe_surge(answer: Answer) -> str:
     surge = answer.surge
     if surge is None:
         return ""
-    text = f"at {surge.more:.0%} more: {format_probability(surge.probability)} likely"
-    planned = answer.open_figure
-    if surge.even_odds_load is None or planned is None:
-        return text
-    if surge.even_odds_load <= planned[1] * (1 + surge.more):
-        return text
-    even = format_number(surge.even_odds_load)
-    return f"{text}, at {even}: {format_probability(GAMBLE_PROBABILITY)}"
+    texts = [*_describe_unlimited(surge.unlimited)]
+    if surge.more:
+        texts += [f"at {surge.more:.0%} more: {format_probability(surge.probability)} likely"]
+    if even := surge.even_odds:
+        odds = f"at {format_number(even.load)}: {format_probability(even.probability)}"
+        texts += [" and ".join((odds, *_describe_unlimited(even.unlimited)))]
+    return ", ".join(texts)
+
+
+def _describe_unlimited(unlimited: Mapping[str, Interval]) -> list[str]:
+    return [f"{name} {format_latency(each.mid)}" for name, each in unlimited.items()]
 
 
 def explain_surge(answer: Answer) -> str:

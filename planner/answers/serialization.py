@@ -32,7 +32,11 @@ def _serialize_assumed(answer: Answer) -> Fields:
         and {
             "more": round(surge.more, 4),
             "probability": round(surge.probability, 4),
-            "even_odds_load": surge.even_odds_load,
+            "even_odds_load": surge.even_odds and surge.even_odds.load,
+            "probability_there": surge.even_odds and round(surge.even_odds.probability, 4),
+            "unlimited_ms": _to_json({k: v * 1e3 for k, v in surge.unlimited.items()}),
+            "unlimited_ms_there": surge.even_odds
+            and _to_json({k: v * 1e3 for k, v in surge.even_odds.unlimited.items()}),
         },
         "cheaper_formats_not_allowed": None
         if unlisted is None

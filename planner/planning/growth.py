@@ -1,10 +1,12 @@
 """How far the traffic of a plan may grow, and what its probability is at more than planned."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.core.intervals import Interval
 from planner.core.progress import show_step
+from planner.latency.performance import Performance
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import compute_offered_rps, get_capacity_rps
 from planner.planning.max_load import (
@@ -13,9 +15,10 @@ from planner.planning.max_load import (
     get_load_kind,
     is_least_load,
     judge_at_load,
+    set_figure,
 )
 from planner.planning.scenario import Scenario
-from planner.planning.search import GAMBLE_PROBABILITY, Plan
+from planner.planning.search import GAMBLE_PROBABILITY, Plan, search_deployments
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
@@ -27,14 +30,22 @@ SURGE_FACTOR = 1.2
 
 
 @dataclass(frozen=True)
+class EvenOdds:
+    """The largest load at which a plan of its own has even odds, where the largest load was the question."""
+
+    load: float  # requests/s or users
+    probability: float
+    unlimited: Mapping[str, Interval]  # p95 latencies [s] there for which no limit is given
+
+
+@dataclass(frozen=True)
 class Surge:
     """More traffic than a plan assumes, and how probably it meets every target then."""
 
-    more: float  # 0.2 for 20% more
+    more: float  # 0.2 for 20% more; 0 where hardly any traffic is planned
     probability: float
-    even_odds_load: (
-        float | None
-    )  # the largest with even odds, where the largest load was the question
+    even_odds: EvenOdds | None
+    unlimited: Mapping[str, Interval]  # as in `EvenOdds`, at the planned load
 
 
 @dataclass(frozen=True)
@@ -61,16 +72,39 @@ class GrowthLimit:
 def judge_surge(plan: Plan) -> Surge | None:
     """Judge the plan at `SURGE_FACTOR` times its traffic, whole users; None without a prediction or traffic."""
     scenario, chosen = plan.scenario, plan.chosen
-    if chosen is None or chosen.prediction.performance is None or is_least_load(scenario):
+    if chosen is None or (performance := chosen.prediction.performance) is None:
         return None
+    even = _find_even_odds(scenario)
+    unlimited = list_unlimited(scenario, performance) if even else {}
+    if is_least_load(scenario):
+        return even and Surge(0.0, chosen.probability, even, unlimited)
     kind = get_load_kind(scenario)
     planned = get_figure(scenario, kind)
     load = SURGE_FACTOR * planned
     load = math.ceil(load - 1e-9) if kind == "concurrency" else load
-    even = None
-    if scenario.found_figure == kind:
-        even = find_max_load(scenario, chosen, GAMBLE_PROBABILITY)
-    return Surge(load / planned - 1, judge_at_load(scenario, chosen, load).probability, even)
+    probability = judge_at_load(scenario, chosen, load).probability
+    return Surge(load / planned - 1, probability, even, unlimited)
+
+
+def _find_even_odds(scenario: Scenario) -> EvenOdds | None:
+    """Ask for the largest load once more, with even odds."""
+    kind = scenario.found_figure
+    if kind not in ("rate", "concurrency"):
+        return None
+    open_load = set_figure(scenario, kind, 1.0)
+    asked = replace(open_load, open_figure=kind, found_figure=None, confidence=GAMBLE_PROBABILITY)
+    plan = search_deployments(asked)
+    load = get_figure(plan.scenario, kind)
+    if plan.verdict != "holds" or load < get_figure(scenario, kind) or plan.performance is None:
+        return None
+    return EvenOdds(load, plan.probability, list_unlimited(scenario, plan.performance))
+
+
+def list_unlimited(scenario: Scenario, performance: Performance) -> dict[str, Interval]:
+    """List the p95 of first token and pace, where no target limits any statistic of it."""
+    limited = {target.metric for target in scenario.slo_targets}
+    metrics = [metric for metric in ("ttft", "tpot") if metric not in limited]
+    return {f"p95 {metric.upper()}": performance.get(metric, "p95") for metric in metrics}
 
 
 @show_step("growth")
