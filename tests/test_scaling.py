@@ -22,14 +22,15 @@ from planner.planning.autoscaling import (
     AutoscalingPlan,
     compute_hourly_utilization,
     fill_short_lulls,
+    find_cheaper_always_on,
     plan_autoscaling,
     simulate_day,
 )
-from planner.planning.billing import compare_billing, price_serverless
+from planner.planning.billing import compare_billing, measure_budget, price_serverless
 from planner.planning.capacity import derive_effective_workload
 from planner.planning.scenario import Scenario, load_scenario, parse_scenario
 from planner.planning.scenario_schema import ApiEntry, BillingAlternativesEntry, ServerlessEntry
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.ui.charts.summary import plot_day
 from planner.ui.plan_text import format_answer
 from planner.workload.daily_profile import build_daily_profile, load_daily_profiles
@@ -306,6 +307,59 @@ def test_what_a_reserved_fleet_costs_stands_beside_the_days_bills() -> None:
     assert reserved == pytest.approx(found.fixed_gpu_hours * price.median_usd)
     own = replace(plan.scenario, prices=PriceSelection(user_prices={"L4": 0.5}))
     assert "all reserved" not in compare_billing(own, found).usd
+
+
+def test_an_owners_bill_is_the_same_on_or_off_but_for_power() -> None:
+    """Four cards of $9,000 over 48 months are $750 a month; 72 W at 30 cents are 2.16 cents an hour."""
+    fields = {**SMALL, "replicas_at_least": 0, "owned": {"L4": {"purchase_usd": 9000, "years": 4}}}
+    free = parse_scenario(fields, "own")
+    found = planned()[1]
+
+    def bill_month(scenario: Scenario, price: float) -> dict[str, float]:
+        day = replace(
+            found, usd_per_gpu_hour=price, idle_share=scenario.get_idle_share(get_gpu("L4"))
+        )
+        return {way: usd * 365.25 / 12 for way, usd in compare_billing(scenario, day).usd.items()}
+
+    price = look_up_gpu_price(get_gpu("L4"), free.prices)
+    assert price and 4 * price.median_usd * 730.5 == pytest.approx(750)
+    bills = bill_month(free, price.median_usd)
+    count = found.fixed_gpu_hours / 24
+    assert bills["fixed fleet"] == bills["scaled by the hour"] == pytest.approx(750 * count / 4)
+    fields["owned"] = {"L4": {"purchase_usd": 9000, "years": 4, "usd_per_kwh": 0.3}}
+    paid = parse_scenario(fields, "own")
+    price = look_up_gpu_price(get_gpu("L4"), paid.prices)
+    bills = bill_month(paid, price.median_usd)
+    power = found.gpu_hours * 0.0216 * 365.25 / 12
+    assert bills["scaled by the hour"] == pytest.approx(750 * count / 4 + power)
+
+
+def test_what_is_cheaper_without_scaling_is_named_where_the_choice_rests_on_it() -> None:
+    plan = planned()[0]
+    assert find_cheaper_always_on(plan.chosen, plan.candidates) is None
+    usual = plan.chosen.prediction
+    twice = replace(usual, usd_per_hour_interval=usual.usd_per_hour_interval * 2)
+    dear = replace(plan.chosen, billed_fraction=0.3, prediction=twice)
+    found = find_cheaper_always_on(dear, (dear, *plan.candidates))
+    assert found and found.usd_per_hour == plan.chosen.usd_per_hour
+
+
+@pytest.mark.parametrize(
+    "budget, at_most, is_bound", [(20, 1, True), (20, 40, False), (0.9, 40, False)]
+)
+def test_a_budget_that_at_most_leaves_unspent_is_told(
+    budget: float, at_most: int, is_bound: bool
+) -> None:
+    """An L4 costs $0.80 here: 20 dollars buy 25 of them, 90 cents one."""
+    fields = {
+        **SMALL, "prices": {"L4": 0.8}, "gpus": {"gpu": "L4", "at_most": at_most},
+        "workload": {**SMALL["workload"], "rate": "max"}, "budget": {"usd_per_hour": budget},
+    }  # fmt: skip
+    del fields["workload"]["day"]
+    plan = search_analytically(parse_scenario(fields, "budget"))
+    used = measure_budget(plan.scenario, plan.chosen)
+    assert used and used.is_bound_by_at_most == is_bound
+    assert used.spent_fraction == pytest.approx(0.8 * min(at_most, int(budget / 0.8)) / budget)
 
 
 def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:

@@ -24,6 +24,7 @@ from planner.planning.billing import (
     EQUAL_COST_SHARE,
     ApiComparison,
     BillingComparison,
+    BudgetUse,
     TokenSide,
 )
 from planner.planning.candidate import SAME_PRICE_SHARE, has_inner_stages
@@ -442,6 +443,8 @@ class Answer:
     support: str  # that nobody knows whether the engine's release serves the model, else empty
     model_memory: ModelMemory | None = None  # of the best
     adapter_slots: AdapterSlots | None = None  # of the best; None without adapters
+    always_on: Offer | None = None  # cheaper without scaling, where the choice rests on it
+    budget: BudgetUse | None = None
     surge: Surge | None = None  # at more traffic than planned
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
     middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds

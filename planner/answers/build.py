@@ -62,7 +62,8 @@ from planner.planning.alternatives import (
     find_rank_reason,
     list_engine_options,
 )
-from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, price_tokens
+from planner.planning.autoscaling import find_cheaper_always_on
+from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, measure_budget, price_tokens
 from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
@@ -416,6 +417,8 @@ class _Builder:
             best=best,
             options={name: self._get(each) for name, each in plan.options.items()},
             middle=offer(self._find_middle()),
+            always_on=offer(find_cheaper_always_on(chosen, plan.candidates)),
+            budget=measure_budget(scenario, chosen) if chosen else None,
             runner_up=offer(plan.runner_up),
             runner_up_reason=find_rank_reason(plan.runner_up, chosen)
             if chosen and plan.runner_up

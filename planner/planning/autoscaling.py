@@ -73,6 +73,7 @@ class AutoscalingPlan:
     usd_per_gpu_hour: float | None
     starts_at_midnight: bool
     admitted_fraction: float = 1.0  # of the traffic; the rest is rejected as too long
+    idle_share: float = 0.0  # of the price, which is paid for all hours: reserved, or owned
 
     @property
     def scale_up_in_flight(self) -> float:
@@ -150,6 +151,15 @@ class AutoscalingPlan:
         """Compute the replicas [hours] for `times` the traffic, each at its largest load."""
         return np.ceil(np.array(self.rates) * times / self.max_replica_rps - 1e-9).astype(int)
 
+    def count_paid_gpu_hours(self, gpu_hours: float) -> float:
+        """Count the hours at the full price that are paid for `gpu_hours`, those that are off included."""
+        return gpu_hours + self.idle_share * (self.fixed_gpu_hours - gpu_hours)
+
+    @property
+    def saved_bill_fraction(self) -> float:
+        """Fraction of the fixed fleet's bill that is saved."""
+        return (1 - self.idle_share) * self.saved_fraction
+
     @property
     def saved_fraction(self) -> float:
         """Fraction of the fixed fleet's GPU-hours that is saved."""
@@ -216,7 +226,7 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
         deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()),
         sum(len(day.output) for day in days), prediction, lead_s, drain_s,
         price.median_usd if price else None, scenario.daily_profile.peak_rps is None,
-        load.rate / (scenario.workload.rate or load.rate),
+        load.rate / (scenario.workload.rate or load.rate), scenario.get_idle_share(deployment.gpu),
     )  # fmt: skip
 
 
@@ -243,7 +253,9 @@ def rank_by_daily_cost(
         for candidate in [first, *rivals]
         if rivals
     }
-    saved = {key: day.saved_fraction for key, day in days.items() if day and not day.violated_hours}
+    saved = {
+        key: day.saved_bill_fraction for key, day in days.items() if day and not day.violated_hours
+    }
     billed = [
         replace(candidate, billed_fraction=1 - saved.get(candidate.identity_key, 0))
         for candidate in holding
@@ -264,8 +276,22 @@ def bill_by_day(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> 
     if chosen.billed_fraction == 1 or candidate.price_key >= chosen.price_key:
         return candidate
     day = plan_autoscaling(scenario, candidate)
-    saved = day.saved_fraction if day and not day.violated_hours else 0.0
+    saved = day.saved_bill_fraction if day and not day.violated_hours else 0.0
     return replace(candidate, billed_fraction=1 - saved)
+
+
+def find_cheaper_always_on(
+    chosen: Candidate | None, candidates: Sequence[Candidate]
+) -> Candidate | None:
+    """Find what costs less than `chosen` where replicas run always, if the choice rests on scaling."""
+    if chosen is None or chosen.billed_fraction == 1:
+        return None
+    cheaper = [
+        each
+        for each in candidates
+        if each.is_simulated and each.is_confident and each.price_key < chosen.price_key
+    ]
+    return min(cheaper, key=attrgetter("price_key"), default=None)
 
 
 def _estimate_min_daily_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:

@@ -248,6 +248,31 @@ def compare_to_api(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class BudgetUse:
+    """What a plan takes of the budget."""
+
+    usd_per_hour: float  # the budget
+    spent_fraction: float
+    # a replica more would be within the budget, but is beyond what the scenario has of the GPU
+    is_bound_by_at_most: bool
+
+
+def measure_budget(scenario: Scenario, candidate: Candidate) -> BudgetUse | None:
+    """Measure what `candidate` takes of the scenario's budget; None without a budget or a price."""
+    budget, usd, deployment = (
+        scenario.budget_usd_per_hour,
+        candidate.usd_per_hour,
+        candidate.deployment,
+    )
+    if budget is None or usd is None:
+        return None
+    replica, prediction = deployment.layout.gpus_per_replica, candidate.prediction
+    most = next(each.max_gpus for each in scenario.gpus if each.gpu == deployment.gpu)
+    is_affordable = usd * (1 + replica / prediction.num_gpus_billed) <= budget
+    return BudgetUse(budget, usd / budget, is_affordable and prediction.num_gpus + replica > most)
+
+
 TokenSide = Literal["output", "prompt"]
 
 
@@ -278,21 +303,24 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     requests = sum(scaling.rates) / scaling.admitted_fraction * 3600 / days
     ways: dict[str, Callable[[float], float]] = {}
     usd: dict[str, float] = {}
-    is_reserved = scenario.prices.tier == "reserved"  # paid, used or not
-    if (price := scaling.usd_per_gpu_hour) is not None:
-        hours = scaling.fixed_gpu_hours if is_reserved else scaling.gpu_hours
-        usd |= {
-            BILLING_FIXED: scaling.fixed_gpu_hours * price / days,
-            BILLING_AUTOSCALED: hours * price / days,
-        }
+    stopped, price = None, scaling.usd_per_gpu_hour
+    if price is not None:
+
+        def price_hours(gpu_hours: float) -> float:
+            return scaling.count_paid_gpu_hours(gpu_hours) * price / days
+
         least = scenario.replicas_at_least
-        ways[BILLING_AUTOSCALED] = lambda times: (
+        ways[BILLING_AUTOSCALED] = lambda times: price_hours(
             scaling.compute_billed_gpu_hours(
                 np.maximum(scaling.compute_replicas_needed(times), least)
             )
-            * price
-            / days
         )
+        usd |= {
+            BILLING_FIXED: price_hours(scaling.fixed_gpu_hours),
+            BILLING_AUTOSCALED: price_hours(scaling.gpu_hours),
+        }
+        if (hours := scaling.stopped_gpu_hours) is not None and scaling.idle_share < 1:
+            stopped = price_hours(hours)
     reserved = look_up_gpu_price(scaling.deployment.gpu, replace(scenario.prices, tier="reserved"))
     if reserved and not reserved.is_user_given:
         usd[BILLING_RESERVED] = scaling.fixed_gpu_hours * reserved.median_usd / days
@@ -317,8 +345,6 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
     cold = price_serverless(serverless, scaling, 1.0)[1] if serverless else None
     cold_start = _get_cold_start_s(serverless, scaling) if serverless else None
     factor = scaling.max_replica_rps * scaling.deployment.layout.replicas / max(scaling.rates)
-    stopped_hours = None if is_reserved else scaling.stopped_gpu_hours
-    stopped = stopped_hours * price / days if stopped_hours and price is not None else None
     return BillingComparison(
         usd, requests, break_even_requests, cold, cold_start, stopped, factor, days
     )

@@ -77,7 +77,7 @@ def judge_surge(plan: Plan) -> Surge | None:
     even = _find_even_odds(scenario)
     unlimited = list_unlimited(scenario, performance) if even else {}
     if is_least_load(scenario):
-        return even and Surge(0.0, chosen.probability, even, unlimited)
+        return Surge(0.0, chosen.probability, even, unlimited) if even else None
     kind = get_load_kind(scenario)
     planned = get_figure(scenario, kind)
     load = SURGE_FACTOR * planned

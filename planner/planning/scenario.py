@@ -39,7 +39,6 @@ from planner.planning.scenario_schema import (  # fmt: skip
     ArtifactKind,
     BillingAlternativesEntry,
     OpenFigure,
-    OwnedGpuEntry,
     ScenarioEntry,
     SettingValue,
     SpeculationEntry,
@@ -141,6 +140,8 @@ class Scenario:
     context_buffer: float
     storage: str  # where a starting server reads its weights from
     prices: PriceSelection
+    owned_usd_per_hour: Mapping[str, float]  # of a purchase, without power, by GPU
+    budget_usd_per_hour: float | None
     spare_replicas: int  # that may fail while every SLO is still met
     start_up_at_most: float | None  # seconds until a replica answers, without caches
     power_at_most: float | None  # mean W of all GPUs under the planned load
@@ -181,6 +182,13 @@ class Scenario:
         """The requests/s with the range that the file states; None without a rate."""
         rate = self.workload.rate
         return None if rate is None else Interval.from_lognormal(rate, self.load_sigma)
+
+    def get_idle_share(self, gpu: Gpu) -> float:
+        """Return the share of a GPU's price that is paid on or off: reserved, or owned but for its power."""
+        if self.prices.tier == "reserved":
+            return 1.0
+        owned = self.owned_usd_per_hour.get(gpu.name, 0.0)
+        return owned / self.prices.user_prices[gpu.name] if owned else 0.0
 
     @property
     def mean_fraction(self) -> float:
@@ -388,6 +396,10 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
             prices=prices,
+            owned_usd_per_hour={
+                get_gpu(name).name: bought.usd_per_hour for name, bought in entry.owned.items()
+            },
+            budget_usd_per_hour=entry.budget.per_hour if entry.budget else None,
             grid=None if entry.grid is None else get_grid(entry.grid),
             open_figure=entry.open_figure,
             volume=entry.workload.volume,
@@ -517,7 +529,11 @@ def _price_api_bill(
 def _parse_prices(entry: ScenarioEntry) -> PriceSelection:
     """Parse the user's own prices, and whose quotes count for other GPUs."""
     own = {get_gpu(key).name: usd for key, usd in entry.prices.items()}
-    bought = {get_gpu(key).name: _price_gpu_hour(get_gpu(key), b) for key, b in entry.owned.items()}
+    bought = {
+        get_gpu(key).name: bought.usd_per_hour
+        + bought.usd_per_kwh * get_gpu(key).board_limit_w / 1e3
+        for key, bought in entry.owned.items()
+    }
     if twice := ", ".join({*own} & {*bought}):
         raise PlannerError(f"owned: prices already names {twice}: leave out one of the two")
     seller = find_seller(entry.price_seller) if entry.price_seller else None
@@ -539,12 +555,6 @@ def _parse_slo_targets(entry: ScenarioEntry) -> tuple[SloTarget, ...]:
     )
 
 
-def _price_gpu_hour(gpu: Gpu, bought: OwnedGpuEntry) -> float:
-    """Spread a purchase over its years, in USD an hour, with the electricity of the board's full power."""
-    hours = bought.years * 12 * HOURS_PER_MONTH
-    return bought.purchase_usd / hours + bought.usd_per_kwh * gpu.board_limit_w / 1e3
-
-
 def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple[CandidateGpu, ...]:
     """Parse the candidate GPUs, each as many as the budget buys at most."""
     candidates = []
@@ -554,8 +564,7 @@ def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple
         candidates.append(CandidateGpu(gpu, g.at_most, g.gpus_per_node, g.interconnect, sizes))
     if entry.budget is None:
         return tuple(candidates)
-    usd = entry.budget.usd_per_hour or (entry.budget.usd_per_month or 0.0) / HOURS_PER_MONTH
-    affordable, quotes = [], []
+    usd, affordable, quotes = entry.budget.per_hour, [], []
     for candidate in candidates:
         price = look_up_gpu_price(candidate.gpu, prices)
         if price is None:

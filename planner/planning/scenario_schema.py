@@ -24,7 +24,7 @@ from planner.core.errors import PlannerError, check_known_names
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.engines.engine_args import LORA_RANKS, EngineArgs, format_media_limits
 from planner.engines.layout import SpeculationConfig
-from planner.hardware.prices import PriceTier
+from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.memory.memory_plan import MemoryTerm
 from planner.models.registry import load_model
@@ -371,6 +371,11 @@ class OwnedGpuEntry(StrictEntry):
     years: PositiveNumber
     usd_per_kwh: NonNegativeNumber = 0.0
 
+    @property
+    def usd_per_hour(self) -> float:
+        """The purchase, spread over its years, without electricity."""
+        return self.purchase_usd / (self.years * 12 * HOURS_PER_MONTH)
+
 
 class BudgetEntry(StrictEntry):
     """The most that the GPUs may cost, an hour or a month."""
@@ -383,6 +388,11 @@ class BudgetEntry(StrictEntry):
         if (self.usd_per_hour is None) == (self.usd_per_month is None):
             raise ValueError("give usd_per_hour or usd_per_month")
         return self
+
+    @property
+    def per_hour(self) -> float:
+        """USD an hour, of a month its share."""
+        return self.usd_per_hour or (self.usd_per_month or 0.0) / HOURS_PER_MONTH
 
 
 class ApiEntry(StrictEntry):
