@@ -6,21 +6,20 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from shipped import answer_of, small_plan, small_scenario
+from shipped import answer_of, small_plan
 
 from planner.answers.answer import NearestRun
 from planner.answers.build import _explain_local_model, build_offer
 from planner.answers.deployment_wording import explain_outside
-from planner.answers.growth_wording import describe_day, describe_headroom, explain_growth
+from planner.answers.growth_wording import describe_headroom, explain_growth
 from planner.answers.wording import BASIS_LABELS
 from planner.core.number_format import format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
-from planner.planning import autoscaling
 from planner.planning.evaluation import check_against_slos
 from planner.planning.scenario import CandidateGpu
 from planner.planning.scenario_schema import ApiEntry
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import Plan, search_analytically
 from planner.planning.tolerance import simulate_candidate
 from planner.planning.what_if import find_unlisted_gpu, run_what_ifs
 from planner.ui import plan_tables as tables
@@ -223,17 +222,6 @@ def test_a_gpu_that_is_not_on_the_list_is_named_so() -> None:
     assert found is None or found[0].deployment.gpu.name != "L40S"
     h100 = replace(plan_on_list.scenario, gpus=(CandidateGpu(get_gpu("H100-SXM"), 4),))
     assert explain_outside(h100, build_offer(h100, chosen)) == "not on your list"
-
-
-def test_the_day_does_not_contradict_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet hour's tail rests on few requests: an unusual day may miss it, which no list of hours says."""
-    monkeypatch.setattr(autoscaling, "MAX_REQUESTS_PER_DAY", 30_000)
-    spiky = {"workload.day": [1, 1, 2, 3, 5, 8, 9, 9, 9, 8, 5, 4] * 2}
-    asked = search_deployments(small_scenario(spiky))
-    said, day = describe_day(answer_of(asked)), asked.autoscaling
-    assert day and "may be missed" not in said
-    missed = len(day.violated_hours)
-    assert f"{24 - missed} of 24 hours" in said if missed else "Every hour meets" in said
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import yaml
 
 from planner.core.catalog import compute_build_digest
 from planner.core.errors import PlannerError
-from planner.planning import autoscaling as scaling
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_analytically
 from planner.tools import batch
@@ -163,10 +162,7 @@ def test_the_table_is_written_however_drawing_and_printing_end(
         assert len(pd.read_csv(out)) == 2
 
 
-def test_a_day_with_quiet_hours_takes_fewer_gpu_hours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scaling, "MAX_REQUESTS_PER_DAY", 10_000)
+def test_a_day_with_quiet_hours_takes_fewer_gpu_hours(tmp_path: Path) -> None:
     fixed = {"gpus": [{"gpu": "L4", "at_most": 4}], "workload.rate": 20, "confidence": 0.5}
     day = {"workload.day": [[0.1] * 12 + [1.0] * 12]}
     sweep = read_sweep(written(tmp_path, answer="plan", replay=True, set=fixed, grid=day))

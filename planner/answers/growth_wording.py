@@ -20,7 +20,6 @@ from planner.core.number_format import (
     format_range,
 )
 from planner.core.text import capitalize
-from planner.planning.autoscaling import NUM_SIMULATED_DAYS
 from planner.planning.growth import MIN_GROWTH, GrowthLimit
 from planner.planning.scenario import Scenario
 from planner.planning.slo import format_latency
@@ -225,25 +224,11 @@ def _format_share(growth: float) -> str:
 
 
 def describe_day(answer: Answer) -> str:
-    """Describe the replicas over the day, and in how many single hours an unusual day may miss.
-
-    The plan's probability is that of its busiest hour at all step costs. A single hour's tail is
-    judged at the expected step cost, but on the worst of `NUM_SIMULATED_DAYS` days or one in forty.
-    """
+    """Describe the replicas over the day, and in how many hours all of them are too few."""
     day = answer.day
     if day is None:
         return ""
-    hours, missed = len(day.rates), len(day.violated_hours)
-    unit = "day" if hours == 24 else "week" if hours == 168 else "cycle"
-    text = f"{capitalize(str(day))}."
-    if not missed:
-        return (
-            f"{text} Every hour meets the targets on each of {NUM_SIMULATED_DAYS} days simulated at"
-            " the expected step cost."
-        )
-    worst = max(day.hourly_limit_utilization) - 1
-    return (
-        f"{text} {hours - missed} of {hours} hours meet the targets on an unusual {unit} (1 in 40)"
-        f" too. In the other {missed} the whole fleet runs, and on such a {unit} the tail of one hour"
-        f" may exceed its limit by up to {worst:.0%}."
-    )
+    each = f"a replica gets up to {format_number(day.max_replica_rps)} requests/s"
+    missed = len(day.violated_hours)
+    short = f"; in {missed} of {len(day.rates)} hours all are too few" if missed else ""
+    return f"{capitalize(str(day))}; {each}{short}."

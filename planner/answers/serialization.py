@@ -303,9 +303,8 @@ def _serialize_day(scaling: AutoscalingPlan, billing: BillingComparison) -> Fiel
     return {
         "rps": list(scaling.rates),
         "replicas": list(scaling.replicas),
-        "share_of_limit": list(scaling.hourly_limit_utilization),
+        "share_of_limit": list(scaling.load_shares),
         "hours_missed": list(scaling.violated_hours),
-        "requests_replayed": scaling.requests,
         "gpu_hours": scaling.gpu_hours,
         "gpu_hours_fixed": scaling.fixed_gpu_hours,
         "saved": scaling.saved_fraction,

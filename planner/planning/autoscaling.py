@@ -1,8 +1,7 @@
 """Plan replicas for each hour of a daily profile, and when to start them.
 
-A replica gets up to the load that it serves within the SLOs and the headroom. The day is then
-simulated through the router several times with different arrivals. An hour in which one more such
-day could violate an SLO gets another replica, up to those of the fixed fleet.
+A replica gets up to the load that it serves within the SLOs and the headroom, as probably as the
+scenario asks. Lulls that are shorter than a start and a stop keep their replicas.
 """
 
 import math
@@ -17,33 +16,13 @@ from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
 from planner.hardware.prices import look_up_gpu_price
 from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
-from planner.latency.step_model import build_step_model
-from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import derive_effective_workload
 from planner.planning.evaluation import get_candidate_workload
 from planner.planning.max_load import find_max_load
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
-from planner.planning.simulation_runs import run_in_parallel
-from planner.planning.slo import SloTarget
-from planner.simulator.kernel_types import RouterConfig
-from planner.simulator.results import SimulationResult
-from planner.simulator.simulation import simulate_workload
-from planner.workload.request_generator import sample_arrivals
-from planner.workload.workload import Workload
 
-MAX_REQUESTS_PER_DAY = 100_000
-"""Simulated requests of a day; of a busier day only a part of each hour is simulated."""
-NUM_SIMULATED_DAYS = 5
-"""Simulated days, each with different arrivals and lengths."""
-NEXT_DAY_SIGMA = 3.04
-"""A sixth day exceeds the mean of five by this many of their standard deviations once in forty
-(Student's t with four degrees of freedom, 2.776, times the root of 1 + 1/5)."""
-SIMILAR_LOAD_FRACTION = 0.85
-"""Hours with this fraction of an hour's load per replica, up to all of it, are similar to it."""
-MAX_SCALING_ROUNDS = 6
-"""Rounds of adding replicas; in the last one an hour that is still short gets the whole fleet."""
 MAX_DAYS_COMPARED, MAX_BILL_RATIO = 3, 0.98
 """Plans whose day is compared with the first one's; the fraction of its cost that wins."""
 STABILIZATION_BOUNDS_S = (300.0, 3600.0)
@@ -53,18 +32,14 @@ STABILIZATION_BOUNDS_S = (300.0, 3600.0)
 
 @dataclass(frozen=True)
 class AutoscalingPlan:
-    """Replicas by hour for a day that repeats, with the results of simulating it.
+    """Replicas by hour for a day that repeats.
 
-    `hourly_limit_utilization` is the fraction of the tightest limit that each hour may use on
-    another such day, where 1 is the limit. `starts_at_midnight` says that the first hour begins at
-    midnight, on Monday for a week.
+    `starts_at_midnight` says that the first hour begins at midnight, on Monday for a week.
     """
 
     deployment: Deployment  # the fixed fleet: as many replicas as the busiest hour needs
     rates: tuple[float, ...]  # admitted requests/s by hour
     replicas: tuple[int, ...]
-    hourly_limit_utilization: tuple[float, ...]
-    requests: int  # of all simulated days
     max_load_replica: Prediction  # of a single replica at the largest load that it may get
     lead_s: (
         float  # a replica starts this long before its hour: pessimistic end of the start-up time
@@ -86,23 +61,16 @@ class AutoscalingPlan:
         return compute_stabilization_s(self.lead_s)
 
     @property
-    def violated_hours(self) -> tuple[int, ...]:
-        """Hours, from 0, in which an SLO is violated on a simulated day, or may be on another."""
-        return tuple(np.flatnonzero(np.array(self.hourly_limit_utilization) > 1).tolist())
+    def load_shares(self) -> tuple[float, ...]:
+        """By hour, the traffic as a share of the largest that its replicas may get."""
+        each = self.max_replica_rps
+        pairs = zip(self.rates, self.replicas, strict=True)
+        return tuple(rate / (max(count, 1) * each) for rate, count in pairs)
 
     @property
-    def verdict(self) -> str:
-        """Whether the SLOs are met in every hour, as a sentence."""
-        if not self.violated_hours:
-            return (
-                f"every hour meets the targets on {NUM_SIMULATED_DAYS} days simulated at the expected"
-                " step cost"
-            )
-        hours = ", ".join(map(str, self.violated_hours))
-        return (
-            "hours that may miss a target even with all replicas, on"
-            f" {NUM_SIMULATED_DAYS} simulated days: {hours}"
-        )
+    def violated_hours(self) -> tuple[int, ...]:
+        """Hours, from 0, for which even all replicas are too few."""
+        return tuple(hour for hour, share in enumerate(self.load_shares) if share > 1 + 1e-9)
 
     @property
     def num_starts(self) -> int:
@@ -184,7 +152,7 @@ def compute_stabilization_s(start_s: float) -> float:
     return min(max(start_s, STABILIZATION_BOUNDS_S[0]), STABILIZATION_BOUNDS_S[1])
 
 
-@show_step("simulating the hours of several days")
+@show_step("replicas by the hour")
 def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPlan | None:
     """Plan the replicas of `candidate` by hour; None without a daily profile or a prediction."""
     performance = candidate.prediction.performance
@@ -195,36 +163,17 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
         derive_effective_workload(deployment, scenario.workload), trace=None, num_prompts=None
     )
     prediction = find_max_replica_load(replace(scenario, workload=load), candidate)
-    assert (
-        load.rate is not None
-        and prediction.workload is not None
-        and prediction.workload.rate is not None
-    )
+    assert load.rate and prediction.workload and prediction.workload.rate
     rates = tuple(fraction * load.rate for fraction in scenario.daily_profile.hourly_fractions)
     startup, fleet_size = estimate_startup(deployment, scenario.storage), deployment.layout.replicas
     lead_s = startup.total.hi if startup else DEFAULT_MAX_STARTUP_S
     drain_s = performance.e2e["p99"].mid
     needed = [math.ceil(rate / prediction.workload.rate - 1e-9) for rate in rates]
     counts = np.clip(needed, min(scenario.replicas_at_least, fleet_size), fleet_size)
+    counts = fill_short_lulls(counts, (lead_s + drain_s) / 3600)
     price = look_up_gpu_price(deployment.gpu, scenario.prices)
-
-    def simulate_seed(seed: int) -> SimulationResult:
-        return simulate_day(deployment, load, rates, counts.tolist(), seed=seed)
-
-    days: list[SimulationResult] = []
-    rounds_left = MAX_SCALING_ROUNDS
-    while len(days) < NUM_SIMULATED_DAYS:  # the first day alone finds most of the short hours
-        counts = fill_short_lulls(counts, (lead_s + drain_s) / 3600)
-        days += run_in_parallel(simulate_seed, range(len(days), NUM_SIMULATED_DAYS if days else 1))
-        utilization = [compute_hourly_utilization(day, rates, scenario.slo_targets) for day in days]
-        largest = bound_next_day(utilization, rates, counts)
-        short = (largest > 1) & (counts < fleet_size)
-        if short.any():
-            days, rounds_left = [], rounds_left - 1
-            counts = np.where(short, counts + 1 if rounds_left > 0 else fleet_size, counts)
     return AutoscalingPlan(
-        deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()),
-        sum(len(day.output) for day in days), prediction, lead_s, drain_s,
+        deployment, rates, tuple(counts.tolist()), prediction, lead_s, drain_s,
         price.median_usd if price else None, scenario.daily_profile.peak_rps is None,
         load.rate / (scenario.workload.rate or load.rate), scenario.get_idle_share(deployment.gpu),
     )  # fmt: skip
@@ -336,90 +285,3 @@ def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:
             if len(lull) <= hours:
                 filled[lull] = level
     return filled
-
-
-def simulate_day(
-    deployment: Deployment, load: Workload, rates: Sequence[float], replicas: Sequence[int],
-    late_s: float = 0.0,
-    seed: int = 0,
-) -> SimulationResult:  # fmt: skip
-    """Simulate a day behind the router with `replicas` of `deployment` by hour.
-
-    Each hour is simulated for `_compute_hour_s` seconds. Requests arrive at `rates` (requests/s),
-    with the burstiness of `load`. Replicas that an hour adds get requests from `late_s` after its
-    beginning; replicas that it no longer needs finish those that they have.
-    """
-    # an hour without traffic has no replica, and nothing to route
-    seconds, counts = _compute_hour_s(rates), np.maximum(replicas, 1)
-    sums = np.concatenate(([0.0], np.cumsum(rates))) * seconds
-    n = max(round(sums[-1]), 1)
-    # Arrivals at about one per second are then stretched over the hours by their rates.
-    arrivals = sample_arrivals(n, n / sums[-1], load.burstiness, np.random.default_rng(seed))
-    grows = counts > np.concatenate((counts[:1], counts[:-1]))
-    fleet = deployment.with_replicas(int(counts.max()))
-    router = RouterConfig(
-        fleet.num_engine_instances,
-        scale_at=np.arange(len(rates)) * seconds + np.where(grows, min(late_s, seconds), 0.0),
-        scale_to=counts * fleet.layout.dp,
-    )
-    return simulate_workload(
-        fleet, get_memory_plan(fleet).pool, build_step_model(fleet, load), load, seed, requests=n,
-        even=True, router=router,
-        arrival=np.interp(arrivals, sums, np.arange(len(sums)) * seconds),
-    )  # fmt: skip
-
-
-def _compute_hour_s(rates: Sequence[float]) -> float:
-    """Compute the seconds of each hour that are simulated."""
-    return min(3600.0, MAX_REQUESTS_PER_DAY / sum(rates))
-
-
-def bound_next_day(
-    utilization: Sequence[np.ndarray], rates: Sequence[float], replicas: np.ndarray
-) -> np.ndarray:
-    """Bound the limit utilization [hours] of another day after days with this `utilization`.
-
-    The bound is at least the utilization seen in the hour, and in hours almost as busy, since what
-    happened there can happen in it.
-    """
-    if len(utilization) == 1:
-        return utilization[0]
-    bound = np.maximum(
-        np.max(utilization, axis=0),
-        np.mean(utilization, axis=0) + NEXT_DAY_SIGMA * np.std(utilization, axis=0, ddof=1),
-    )
-    load = np.array(rates) / np.maximum(replicas, 1)
-    is_similar = (
-        (load <= load[:, None])
-        & (load >= SIMILAR_LOAD_FRACTION * load[:, None])
-        & (replicas >= replicas[:, None])
-    )
-    worst: np.ndarray = np.where(is_similar, bound, 0.0).max(axis=1)
-    return worst
-
-
-def compute_hourly_utilization(
-    day: SimulationResult, rates: Sequence[float], targets: Sequence[SloTarget]
-) -> np.ndarray:
-    """Compute the limit utilization [hours] of the requests sent in each hour of a simulated day.
-
-    Gaps between tokens are not known by hour: the ITL target counts as met, as it is for a replica
-    at its largest load.
-    """
-    hour = np.minimum(day.sent // _compute_hour_s(rates), len(rates) - 1)
-    utilization = np.zeros(len(rates))
-    for target in targets:
-        if target.metric == "itl":
-            continue
-        values = getattr(day, target.metric)
-        value_hours = hour if target.metric != "tpot" else hour[day.output > 1]
-        for k in range(len(rates)):
-            if len(sample := values[value_hours == k]):
-                statistic = target.percentile
-                value = (
-                    sample.mean()
-                    if statistic == "mean"
-                    else np.quantile(sample, int(statistic[1:]) / 100)
-                )
-                utilization[k] = max(utilization[k], value / target.seconds)
-    return utilization

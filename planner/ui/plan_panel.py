@@ -506,6 +506,6 @@ def draw_charts(
         page["day"] = {
             "title": "Replicas over the day",
             "svg": charts.render_svg(plot_day(day)),
-            "note": f"{day}; {day.verdict}. {paid or 'No price is known'}.",
+            "note": f"{day}. {paid or 'No price is known'}.",
         }
     return page

@@ -2,17 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from shipped import answer_of
-from test_scaling import SMALL, asked, missed_on_other_days
+from test_scaling import SMALL
 
 from planner.planning.autoscaling import plan_autoscaling
 from planner.planning.scenario import parse_scenario
 from planner.planning.search import search_deployments
 from planner.ui.plan_text import format_answer
-
-BURSTS = ((0.1, 0.0), (0.1, 0.2), (0.3, 0.0), (0.3, 0.2))
 
 
 def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() -> None:
@@ -36,17 +33,3 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     assert whole is not None and whole.saved_fraction == 0
     share = f"{plan.chosen.billed_fraction:.0%} of its always-on price; the runner-up costs 100%"
     assert f"its cost with hourly scaling: {share}" in format_answer(answer_of(plan), detailed=True)
-
-
-@pytest.mark.parametrize(("burstiness", "headroom"), BURSTS)
-def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> None:
-    """Hours of other days that miss their level are told to, and have the whole fleet."""
-    plan = search_deployments(replace(asked(burstiness=burstiness), headroom=headroom))
-    found = plan.autoscaling
-    assert found is not None
-    assert {*np.flatnonzero(missed_on_other_days(plan.scenario, found))} <= {*found.violated_hours}
-    assert all(
-        found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours
-    )
-    text = format_answer(answer_of(plan), detailed=True)
-    assert ("every hour meets the targets on 5 days" in text) == (not found.violated_hours)
