@@ -181,7 +181,7 @@ def test_no_load_above_what_no_gpu_serves_is_found() -> None:
     ("confident", "growth"), [(0.0, 0.0), (2.0, 0.0), (2.001, 0.0), (2.8, 0.4)]
 )
 def test_growth_is_what_is_kept_beyond_the_offered_load(confident: float, growth: float) -> None:
-    limit = GrowthLimit(Interval(3, 4, 5), 2.0, 3.2, None, False, confident, 0.9)
+    limit = GrowthLimit(2.0, confident, 0.9)
     assert limit.growth == pytest.approx(growth)
 
 

@@ -245,11 +245,10 @@ def test_the_api_and_the_gpus_cost_the_same_where_it_turns() -> None:
     turn = compare(0.2).break_even_rps
     assert turn and compare(0.94 * turn).is_api_cheaper and not compare(1.06 * turn).is_api_cheaper
     assert compare(0.99 * turn).is_about_equal and compare(1.01 * turn).is_about_equal
-    assert compare(0.2).sentence.startswith(
-        "at 0.2 requests/s around the clock, the API is cheaper"
-    )
+    assert compare(0.2).assumption == "at 0.2 requests/s around the clock"
+    assert compare(0.2).outcome.startswith("the API saves")
     dear = replace(compare(0.2), break_even_rps=99.0, usable_rps=6.0)
-    assert "99" not in dear.sentence and "any load that these GPUs serve" in dear.sentence
+    assert "99" not in dear.turn and "any load that these GPUs serve" in dear.turn
     assert search_analytically(small()).api_comparison is None
 
 
@@ -277,7 +276,7 @@ def test_a_bill_is_told_as_it_was_given_and_turns_in_the_unit_of_its_volume() ->
     workload = {**lengths, "requests_per_month": 2_000_000, "day": day}
     fields = {**SMALL, "workload": workload, "instead": {"api_usd_per_month": 2345}}
     found = search_deployments(parse_scenario(fields, "s")).api_comparison
-    assert found and found.api_usd == pytest.approx(2345) and "$2,345" in found.sentence
+    assert found and found.api_usd == pytest.approx(2345) and found.api_bill == "$2,345"
     assert found.mean_rps == pytest.approx(2e6 / 730.5 / 3600)
     assert found.peak_rps == pytest.approx(found.mean_rps / 0.55)
     load, mean, peak = re.findall(

@@ -11,20 +11,17 @@ from shipped import answer_of, small_plan
 from planner.answers.answer import NearestRun
 from planner.answers.build import _explain_local_model, build_offer
 from planner.answers.deployment_wording import explain_outside
-from planner.answers.growth_wording import describe_headroom, explain_growth
 from planner.answers.wording import BASIS_LABELS
 from planner.core.number_format import format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
-from planner.planning.evaluation import check_against_slos
 from planner.planning.scenario import CandidateGpu
 from planner.planning.scenario_schema import ApiEntry
-from planner.planning.search import Plan, search_analytically
+from planner.planning.search import Plan
 from planner.planning.tolerance import simulate_candidate
 from planner.planning.what_if import find_unlisted_gpu, run_what_ifs
 from planner.ui import plan_tables as tables
 from planner.ui.decision_memo import build_memo
-from planner.ui.plan_text import format_answer as answered
 
 
 def plan(ttft: float = 2000, rate: float = 9) -> Plan:
@@ -45,65 +42,6 @@ def test_machines_hold_whole_replicas() -> None:
     assert choose_machines(3, 4, (8,)) == (8, 8)
     assert choose_machines(2, 6, (8,)) == (8, 8)  # six GPUs: a machine of eight holds one of them
     assert choose_machines(2, 16, (8,)) == (8, 8, 8, 8)
-
-
-def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_up() -> None:
-    asked, chosen = plan().scenario, plan().chosen
-    assert chosen
-    unhurried = replace(plan(), scenario=replace(asked, slo_targets=()))
-    said = re.sub(r"\([^)]*\)", "", describe_headroom(answer_of(unhurried)))
-    grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", said))
-    for more, headroom in ((grow, asked.headroom), (over, 0.0)):
-        for extra, fits in ((-0.01, True), (0.02, False)):
-            rate = (asked.workload.rate or 0) * (1 + more + extra)
-            busier = replace(
-                asked,
-                headroom=headroom,
-                slo_targets=(),
-                workload=replace(asked.workload, rate=rate),
-            )
-            assert (
-                check_against_slos(
-                    busier, replace(chosen.prediction, workload=busier.workload)
-                ).is_feasible
-                == fits
-            )
-
-
-def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before_the_capacity() -> (
-    None
-):
-    """A tight E2E is used up by steps that grow with the batch, at half the capacity; both ways to say where agree."""
-    level = {"e2e": {"p95": 13_000}, "ttft": {"p95": 9000}}
-    arguments = {"max_num_batched_tokens": 512}  # of both: a search by simulation tunes them
-    one = small_plan(
-        {"gpus.0.at_most": 1, "workload.rate": 2, "service_level": level, "engine_args": arguments}
-    )
-    told = {
-        stated: explain_growth(answer_of(found))
-        for stated, found in ((True, one), (False, search_analytically(one.scenario)))
-    }
-    rates = {
-        stated: float(re.findall(r"beyond ([\d.]+)", said)[0]) for stated, said in told.items()
-    }
-    grown = float(re.findall(r"by (\d+)%", told[True])[0]) / 100
-    chosen, asked = one.chosen, one.scenario
-    assert chosen and chosen.prediction.performance and chosen.prediction.performance.capacity
-    assert rates[True] == pytest.approx(2 * (1 + grown), rel=0.02)
-    assert rates[True] < 0.6 * chosen.prediction.performance.capacity.mid
-    assert rates[False] == pytest.approx(rates[True], rel=0.15)
-    assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
-    assert (
-        told[True] in describe_headroom(answer_of(one))
-        and told[True] in answered(answer_of(one), detailed=True)
-        and "estimate" in told[False]
-    )
-    for share, meets in ((0.9, True), (1.2, False)):
-        busier = replace(asked, workload=replace(asked.workload, rate=rates[True] * share))
-        found = simulate_candidate(busier, chosen)
-        assert found.is_feasible == meets and found.violated_constraints == (
-            () if meets else ("p95 E2E",)
-        )
 
 
 def test_a_lost_replica_is_replayed_without_headroom() -> None:

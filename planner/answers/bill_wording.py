@@ -134,10 +134,8 @@ def describe_serverless(answer: Answer) -> str:
 
 def explain_api(answer: Answer) -> str:
     """Explain which of API and GPUs is cheaper, in a sentence; empty without an API."""
-    if answer.api is None:
-        return ""
-    parts = (answer.api.sentence, _explain_cheaper_than_api(answer))
-    return capitalize("; ".join(filter(None, parts))) + "."
+    text = describe_api(answer)
+    return f"{capitalize(text)}." if text else ""
 
 
 def _explain_cheaper_than_api(answer: Answer) -> str:

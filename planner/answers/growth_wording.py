@@ -20,8 +20,7 @@ from planner.core.number_format import (
     format_range,
 )
 from planner.core.text import capitalize
-from planner.planning.growth import MIN_GROWTH, GrowthLimit
-from planner.planning.scenario import Scenario
+from planner.planning.growth import GrowthLimit
 from planner.planning.slo import format_latency
 
 MAX_GROWTH_IN_PERCENT = 2.0
@@ -86,7 +85,8 @@ def describe_headroom(answer: Answer) -> str:
 def _describe_free(answer: Answer, best: Offer) -> str:
     free = f"{max(best.free_capacity or 0.0, 0.0):.0%} of it is free"
     text = f"{free}, headroom required {answer.scenario.headroom:.0%}."
-    return " ".join(filter(None, (text, explain_growth(answer), explain_surge(answer))))
+    growth = explain_confident_load(answer.growth) if answer.growth else ""
+    return " ".join(filter(None, (text, growth, explain_surge(answer))))
 
 
 def list_other_options(answer: Answer) -> list[tuple[str, str]]:
@@ -174,38 +174,6 @@ def explain_confident_load(growth: GrowthLimit) -> str:
     return f"{text}. {CAPACITY_MEANING}."
 
 
-def explain_growth(answer: Answer) -> str:
-    """Explain how far traffic may grow with the asked probability, and at the expected speed."""
-    growth = answer.growth
-    if growth is None:
-        return ""
-    expected = _explain_expected_growth(answer.scenario, growth)
-    return expected if answer.scenario.offline else f"{explain_confident_load(growth)} {expected}"
-
-
-def _explain_expected_growth(scenario: Scenario, growth: GrowthLimit) -> str:
-    """Explain how far traffic may grow at the expected speed: one time in two it is less."""
-    subject, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
-    offered, planned = growth.offered_rps, growth.usable_rps
-    start = "At the expected speed"
-    rate, reason = growth.expected or (growth.capacity.mid, end)
-    end = f"{reason}{' (estimate)' * (growth.is_estimate and growth.expected is not None)}"
-    if not rate:
-        return f"No rate meets every target: {end} even in an idle engine."
-    more = rate / offered - 1
-    if growth.expected and rate < planned:
-        room = f"{start} the {subject} may grow by {_format_share(more)}"
-        if more < MIN_GROWTH:
-            room = f"{start} there is no room for more {subject}"
-        return f"{room}: beyond {format_number(rate)} requests/s {end}, though capacity is left."
-    if planned < offered:
-        return f"{start} there is no room for more {subject}."
-    within = ""
-    if scenario.headroom:
-        within = f"by {_format_share(planned / offered - 1)} within the headroom, and "
-    return f"{start} the {subject} may grow {within}by {_format_share(more)} until {end}."
-
-
 def explain_slots_in_capacity(answer: Answer) -> str:
     """Explain what the capacity leaves out where adapters share slots; empty where none waits for one."""
     slots, adapters = answer.adapter_slots, answer.scenario.workload.adapters
@@ -215,12 +183,6 @@ def explain_slots_in_capacity(answer: Answer) -> str:
         "in a long queue, in which requests of one adapter meet and share a slot; within the targets"
         " it is less"
     )
-
-
-def _format_share(growth: float) -> str:
-    if growth < MAX_GROWTH_IN_PERCENT:
-        return f"{growth:.0%}"
-    return f"a factor of {format_number(growth + 1, 2)}"
 
 
 def describe_day(answer: Answer) -> str:

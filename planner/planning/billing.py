@@ -54,41 +54,6 @@ class BillingComparison:
     max_traffic_factor: float = math.inf  # that the fixed fleet serves
     num_days: float = 1.0  # of which such a day is the mean
 
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """The costs and the break-evens as sentences."""
-        costs = ", ".join(
-            f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1])
-        )
-        day = f"the mean of {self.num_days:g} days, " if self.num_days > 1 else "a day of "
-        comma = "," * (self.num_days > 1)
-        lines = [f"{day}{self.requests:,.0f} requests{comma} costs: {costs}"]
-        for (first, second), requests in self.break_even_requests.items():
-            if abs(self.usd[first] - self.usd[second]) < EQUAL_COST_SHARE * self.usd[second]:
-                lines.append(f"{first} and {second} cost about the same at this traffic")
-            elif not 0 < requests < math.inf:
-                ever = "always" if requests else "never"
-                lines.append(
-                    f"{first} is {ever} cheaper than {second}, up to ten times the traffic"
-                )
-            else:
-                lines.append(
-                    f"{first} is cheaper than {second} up to {float(f'{requests:.2g}'):,.0f} requests"
-                    " a day"
-                )
-        if self.stopped_usd is not None and BILLING_SERVERLESS in self.usd:
-            lines.append(
-                f"stopped in hours without traffic (`replicas_at_least: 0`) the GPUs cost"
-                f" ${self.stopped_usd:,.2f}, serverless ${self.usd[BILLING_SERVERLESS]:,.2f}"
-            )
-        if self.cold is not None and self.cold >= 1e-4:
-            start = f"{self.cold_start:,.0f} s"
-            lines.append(
-                f"of the quietest hour's requests {self.cold:.2%} wait for a serverless start"
-                f" ({start})"
-            )
-        return tuple(lines)
-
 
 @dataclass(frozen=True)
 class ApiComparison:
@@ -184,22 +149,6 @@ class ApiComparison:
             f"stopped in hours without traffic (`replicas_at_least: 0`), these GPUs cost"
             f" {format_usd(self.stopped_usd)}{', less than the API' if turns else ''}"
         )
-
-    @property
-    def sentence(self) -> str:
-        """Which of them is cheaper, by how much, and where it turns."""
-        period = " a month" if self.is_monthly else " for the job"
-        first = "the API is" if self.is_api_cheaper else "GPUs of your own are"
-        first = f"{first} cheaper by {format_usd(self.saved_usd)}{period}"
-        if self.is_about_equal:
-            first = "the API and GPUs of your own cost about the same"
-        text = (
-            f"{first} ({self.api_bill} by the token, {self.api_price},"
-            f" {format_usd(self.own_usd)} for these GPUs)"
-        )
-        text += f", {self.turn}" if self.turn else ""
-        text += f"; {self.stopped}" if self.stopped else ""
-        return f"{self.assumption}, {text}" if self.assumption else text
 
 
 def compare_to_api(

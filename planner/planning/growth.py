@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from planner.core.intervals import Interval
 from planner.core.progress import show_step
 from planner.latency.performance import Performance
-from planner.planning.candidate import Candidate
 from planner.planning.evaluation import compute_offered_rps, get_capacity_rps
 from planner.planning.max_load import (
     find_max_load,
@@ -22,9 +21,6 @@ from planner.planning.search import GAMBLE_PROBABILITY, Plan, search_deployments
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
-BEYOND_LOAD = 1.05
-"""What fails first beyond a load is what is weakest at so many times it."""
-
 SURGE_FACTOR = 1.2
 """So much more traffic than planned is what a plan is told to stand, or not."""
 
@@ -52,13 +48,7 @@ class Surge:
 class GrowthLimit:
     """How far the traffic of a plan may grow, in requests/s."""
 
-    capacity: Interval
     offered_rps: float
-    usable_rps: float  # the capacity less the headroom
-    # up to which every target is met at the expected speed, and which is missed beyond; None if
-    # that is the capacity
-    expected: tuple[float, str] | None
-    is_estimate: bool
     confident_rps: float  # up to which all is met with `confidence`; 0 if at risk
     confidence: float  # the probability that the scenario asks for
 
@@ -119,7 +109,7 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
         or performance is None
         or scenario.workload.rate is None
         or scenario.found_figure == "rate"
-        or not (capacity := get_capacity_rps(scenario, performance))
+        or get_capacity_rps(scenario, performance) is None
     ):
         return None
     offered = compute_offered_rps(scenario, best.prediction)
@@ -131,26 +121,4 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
         judge_at_load(scenario, best, more).probability >= scenario.confidence
     ):
         confident = admitted * more
-    expected, loose = None, replace(scenario, headroom=0.0)
-    if not scenario.offline:
-        most = find_max_load(loose, best, 0.0)
-        if reason := _explain_end(loose, best, most or scenario.workload.rate):
-            expected = admitted * most, reason
-    planned = (1 - scenario.headroom) * capacity.mid
-    return GrowthLimit(
-        capacity, offered, planned, expected, not best.is_simulated, confident, scenario.confidence
-    )
-
-
-def _explain_end(scenario: Scenario, candidate: Candidate, rate: float) -> str:
-    """Explain which target is the first to be missed beyond `rate`; empty if it is the capacity."""
-    judged = judge_at_load(scenario, candidate, BEYOND_LOAD * rate)
-    weakest = min(judged.limits, key=lambda limit: limit.tolerance_sigmas, default=None)
-    return next(
-        (
-            f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
-            for target in scenario.slo_targets
-            if weakest and target.name == weakest.name
-        ),
-        "",
-    )
+    return GrowthLimit(offered, confident, scenario.confidence)

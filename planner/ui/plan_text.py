@@ -26,7 +26,7 @@ from planner.answers.deployment_wording import (
 )
 from planner.answers.growth_wording import (
     describe_surge,
-    explain_growth,
+    explain_confident_load,
     explain_slots_in_capacity,
     list_other_options,
 )
@@ -478,7 +478,7 @@ def format_details(answer: Answer, style: TerminalStyle) -> str:
             "startup": startup
             and f"{format_seconds_range(startup.total)};"
             f" {format_seconds_range(startup.total_with_cache)} with a warm compile cache",
-            "growth": explain_growth(answer),
+            "growth": explain_confident_load(answer.growth) if answer.growth else "",
             "day_savings": _describe_day(answer),
         }
     rows = [(label, text) for label, text in render_rows("plan", **values)]
