@@ -433,8 +433,7 @@ class Answer:
     billing: BillingComparison | None
     api: ApiComparison | None
     notes: tuple[str, ...]
-    engine_notes: tuple[str, ...]  # engines that have ended, and what the traits favour
-    trait_facts: tuple[str, ...]  # that count for the choice of an engine, with their points
+    engine_notes: tuple[str, ...]  # what the traits favour, and the facts that count for it
     left_out: tuple[str, ...]
     risks: tuple[Risk, ...]
     files: tuple[str, ...]

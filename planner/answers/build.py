@@ -76,7 +76,7 @@ from planner.planning.evaluation import (
     get_load_limit_name,
     list_resource_limits,
 )
-from planner.planning.framework_choice import explain_engines, list_trait_facts
+from planner.planning.framework_choice import explain_engines
 from planner.planning.growth import find_growth_limit, judge_surge
 from planner.planning.max_load import is_least_load
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
@@ -445,7 +445,6 @@ class _Builder:
                 [each.gpu for each in scenario.gpus],
                 (scenario.engine, *scenario.other_engines),
             ),
-            trait_facts=list_trait_facts(scenario.traits, [each.gpu for each in scenario.gpus]),
             left_out=plan.left_out,
             risks=tuple(self._list_risks(best)) if best else (),
             files=tuple(list_artifact_files(chosen.prediction, scenario.output_kinds))

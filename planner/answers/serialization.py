@@ -125,7 +125,7 @@ def serialize_answer(answer: Answer) -> Fields:
         "sized_hour": scenario.sized_hour and _to_json(scenario.sized_hour),
         "assumptions": list(scenario.assumptions),
         "notes": [*answer.notes, *filter(None, [explain_stages(answer)]), *answer.left_out],
-        "engine_notes": [*answer.engine_notes, *answer.trait_facts],
+        "engine_notes": list(answer.engine_notes),
         "command": launches[0].command if len(launches) == 1 else None,
         "commands": {launch.role: launch.command for launch in launches}
         if len(launches) > 1

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from planner.planning.max_load import find_max_load
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Scenario
 
-MAX_DAYS_COMPARED, MAX_BILL_RATIO = 3, 0.98
-"""Plans whose day is compared with the first one's; the fraction of its cost that wins."""
+MAX_BILL_RATIO = 0.98
+"""A plan whose day costs less than this fraction of the first one's is taken instead."""
 STABILIZATION_BOUNDS_S = (300.0, 3600.0)
 """Bounds of the stabilization window before a replica is stopped: Kubernetes' default and maximum
 (scaleDown.stabilizationWindowSeconds, kubernetes.io, Horizontal Pod Autoscaling)."""
@@ -182,40 +182,27 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
 def rank_by_daily_cost(
     scenario: Scenario, holding: list[Candidate]
 ) -> tuple[list[Candidate], AutoscalingPlan | None]:
-    """Rank feasible candidates by the cost of the day; return them and the day of the first.
+    """Rank feasible candidates, of different layouts or GPUs, by the cost of the day.
 
-    The first is compared with the best candidate of every other layout or GPU that may cost less.
-    One that may miss hours counts at its full price. The order stays if none costs clearly less.
-    The day is None if it was not planned.
+    Also return the day of the first, None if it was not planned. One that may miss hours counts at
+    its full price. The order stays if none costs clearly less.
     """
-    first = holding[0]
-    kinds = {
-        candidate.display_key: candidate
-        for candidate in reversed(holding)
-        if candidate.display_key != first.display_key
-    }
-    min_costs = [(_estimate_min_daily_cost(scenario, rival), rival) for rival in kinds.values()]
-    min_costs = sorted(min_costs, key=itemgetter(0))[:MAX_DAYS_COMPARED]
-    rivals = [rival for min_cost, rival in min_costs if min_cost < first.cost_key]
-    days = {
-        candidate.identity_key: plan_autoscaling(scenario, candidate)
-        for candidate in [first, *rivals]
-        if rivals
-    }
-    saved = {
-        key: day.saved_bill_fraction for key, day in days.items() if day and not day.violated_hours
-    }
-    billed = [
-        replace(candidate, billed_fraction=1 - saved.get(candidate.identity_key, 0))
-        for candidate in holding
-    ]
+    if len(holding) < 2:
+        return holding, None
+    days = {each.identity_key: plan_autoscaling(scenario, each) for each in holding}
+    billed = [_bill(each, days[each.identity_key]) for each in holding]
     best, current = min(billed, key=attrgetter("rank_key")), billed[0]
     if (
         best.cost_key[1] < MAX_BILL_RATIO * current.cost_key[1]
         and best.cost_key[0] == current.cost_key[0]
     ):
         holding = sorted(billed, key=attrgetter("rank_key"))
-    return holding, days.get(holding[0].identity_key)
+    return holding, days[holding[0].identity_key]
+
+
+def _bill(candidate: Candidate, day: AutoscalingPlan | None) -> Candidate:
+    saved = day.saved_bill_fraction if day and not day.violated_hours else 0.0
+    return replace(candidate, billed_fraction=1 - saved)
 
 
 def bill_by_day(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> Candidate:
@@ -224,9 +211,7 @@ def bill_by_day(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> 
         return chosen
     if chosen.billed_fraction == 1 or candidate.price_key >= chosen.price_key:
         return candidate
-    day = plan_autoscaling(scenario, candidate)
-    saved = day.saved_bill_fraction if day and not day.violated_hours else 0.0
-    return replace(candidate, billed_fraction=1 - saved)
+    return _bill(candidate, plan_autoscaling(scenario, candidate))
 
 
 def find_cheaper_always_on(
@@ -241,21 +226,6 @@ def find_cheaper_always_on(
         if each.is_simulated and each.is_confident and each.price_key < chosen.price_key
     ]
     return min(cheaper, key=attrgetter("price_key"), default=None)
-
-
-def _estimate_min_daily_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
-    """Estimate a lower bound of the day's cost, with replicas that start and stop at once.
-
-    The result compares like `Candidate.cost_key`.
-    """
-    assert scenario.daily_profile is not None
-    replicas, (unpriced, price) = candidate.deployment.layout.replicas, candidate.price_key
-    hours = [
-        math.ceil(replicas * candidate.capacity_utilization * fraction - 1e-9)
-        for fraction in scenario.daily_profile.hourly_fractions
-    ]
-    mean_replicas = np.maximum(hours, min(scenario.replicas_at_least, replicas)).mean()
-    return unpriced, price * float(mean_replicas) / replicas
 
 
 def find_max_replica_load(scenario: Scenario, candidate: Candidate) -> Prediction:

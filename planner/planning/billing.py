@@ -292,7 +292,7 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
         if curves.keys() >= {*pair}
     }
     cold = price_serverless(serverless, scaling, 1.0)[1] if serverless else None
-    cold_start = _get_cold_start_s(serverless, scaling) if serverless else None
+    cold_start = (serverless.cold_start or scaling.lead_s) if serverless else None
     factor = scaling.max_replica_rps * scaling.deployment.layout.replicas / max(scaling.rates)
     return BillingComparison(
         usd, requests, break_even_requests, cold, cold_start, stopped, factor, days
@@ -314,10 +314,6 @@ def _find_break_even(first: np.ndarray, second: np.ndarray) -> float:
     return float(TRAFFIC_FACTORS[below[-1]]) if len(below) else 0.0
 
 
-def _get_cold_start_s(paid: ServerlessEntry, scaling: AutoscalingPlan) -> float:
-    return paid.cold_start or scaling.lead_s
-
-
 def price_serverless(
     paid: ServerlessEntry, scaling: AutoscalingPlan, times: float
 ) -> tuple[float, float]:
@@ -329,7 +325,7 @@ def price_serverless(
     the idle time 1 / l), of which all but 1 / l are paid. Of l C + e^(lD) requests, 1 + l C find no
     running replica.
     """
-    rates, start = np.array(scaling.rates) * times, _get_cold_start_s(paid, scaling)
+    rates, start = np.array(scaling.rates) * times, paid.cold_start or scaling.lead_s
     assert scaling.max_load_replica.performance is not None
     stay = scaling.max_load_replica.performance.e2e["mean"].mid + paid.idle_seconds
     cycle = rates * start + np.exp(np.minimum(rates * stay, 700.0))

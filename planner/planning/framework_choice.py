@@ -6,7 +6,6 @@ A project that has ended is never chosen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 
@@ -176,37 +175,24 @@ def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkCh
 def explain_engines(
     traits: WorkloadTraits, gpus: Iterable[Gpu], engines: Iterable[Engine]
 ) -> tuple[str, ...]:
-    """Explain which engine the traits favour beside `engines`; empty without any trait."""
-    if not (held := _list_held_traits(traits)):
+    """Explain which engine the traits favour beside `engines`, and by which facts; empty without any trait."""
+    held = [trait for trait, applies in asdict(traits).items() if applies]
+    if not held:
         return ()
     try:
         choice = choose_framework(traits, gpus)
     except PlannerError as error:
         return (str(error),)
-    best = choice.chosen
+    best, scores = choice.chosen, [score for score in choice.ranked if not score.ruled_out]
     is_planned = best.name in {engine.name for engine in engines}
-    points = ", ".join(f"{s.title} {s.points}" for s in choice.ranked if not s.ruled_out)
+    points = ", ".join(f"{score.title} {score.points}" for score in scores)
     outcome = f"which `engine: {best.name}` plans (points: {points})"
-    named = ", ".join(name.replace("_", " ") for name in held)
+    named = ", ".join(held).replace("_", " ")
+    facts = (
+        f"{score.title} {rule.points:+d}: {rule.fact}"
+        for score in scores
+        for rule in score.reasons
+        if not set(held).isdisjoint(rule.when)
+    )
     note = f"{named}: best served by {best.title}, {'which is planned' if is_planned else outcome}"
-    return (note,)
-
-
-def list_trait_facts(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> tuple[str, ...]:
-    """List the facts that count for the traits, with the points of each."""
-    if not (held := _list_held_traits(traits)):
-        return ()
-    with suppress(PlannerError):  # no framework serves on the GPUs
-        choice = choose_framework(traits, gpus)
-        facts = tuple(
-            f"{score.title} {rule.points:+d}: {rule.fact}"
-            for score in choice.ranked
-            for rule in score.reasons
-            if not score.ruled_out and not held.keys().isdisjoint(rule.when)
-        )
-        return facts or (f"nothing depends on {', '.join(held)} alone on these GPUs",)
-    return ()
-
-
-def _list_held_traits(traits: WorkloadTraits) -> dict[str, bool]:
-    return {trait: applies for trait, applies in asdict(traits).items() if applies}
+    return (note, *facts)

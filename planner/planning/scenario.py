@@ -20,6 +20,7 @@ from planner.core.errors import (
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number
 from planner.core.readers import parse_json, read_text, read_yaml
+from planner.core.templates import render_template
 from planner.core.units import GIB, convert_gib_to_bytes
 from planner.engines.cli_options import find_pooling_option
 from planner.engines.engine import Engine, get_engine, list_engines
@@ -80,27 +81,6 @@ class CandidateGpu:
     def max_machine_gpus(self) -> int:
         """GPUs of the largest machine."""
         return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.machine_sizes[-1:]])
-
-
-PREFILL_ONLY_NOTE = (
-    "With answers of one token only prompts are computed, as for embeddings and reranking."
-)
-
-
-def _explain_pooling_option(engine: Engine, task: str) -> str:
-    """Explain with which option of its version an engine serves embeddings or scores."""
-    if option := " ".join(find_pooling_option(engine.name, engine.release, task or "embed")):
-        written = ", as the command has it" if task else ""
-        return f"{engine} serves embeddings with `{option}`{written}."
-    return f"{engine} has no option for embeddings that is known here."
-
-
-def _explain_slice(gpu: Gpu) -> str:
-    return (
-        f"{gpu.name} is computed from the whole {gpu.slice_of}, as nobody measured a slice; all"
-        f" {gpu.sold_in[0]} slices of a GPU are paid. Set CUDA_VISIBLE_DEVICES to a slice's UUID"
-        " (`nvidia-smi -L`)."
-    )
 
 
 @dataclass(frozen=True)
@@ -207,43 +187,14 @@ class Scenario:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about what the file leaves open and the plan fills in."""
-        return (
-            *(f"{note.rstrip('.')}." for note in load_model(self.model).warnings),
-            *map(self._explain_left_out, self.formats_left_out),
-            *self.workload.assumptions,
-            *(self._explain_prefill_only() if self.workload.output.max_tokens <= 1 else ()),
-            *map(_explain_slice, (each.gpu for each in self.gpus if each.gpu.slice_of)),
-            *([self._explain_peak(self.volume)] if self.volume else []),
-            *(["The API answers as well as this model."] if self.billing_alternatives.api else []),
-        )
-
-    def _explain_left_out(self, quantization: str) -> str:
-        stored = load_model(self.model).quantization.method
-        return (
-            f"Quantization {quantization} is left out: {self.model} is stored in {stored}, and that is"
-            " another checkpoint."
-        )
-
-    def _explain_prefill_only(self) -> tuple[str, ...]:
-        engines = (self.engine, *self.other_engines)
-        task = load_model(self.model).pooling_task
-        asks = "embeddings" if task else "completions of a token"
-        return (
-            PREFILL_ONLY_NOTE,
-            f"`bench.sh` asks for {asks}.",
-            *(_explain_pooling_option(engine, task) for engine in engines),
-        )
-
-    def _explain_peak(self, volume: TrafficVolume) -> str:
-        spread = (
-            f"spread over {self.daily_profile.hours_a_day:.3g} busy hours of a day with traffic"
-            if self.daily_profile
-            else f"with {self.peak_to_mean:g} times the mean in the busiest hour"
-            if self.peak_to_mean > 1
-            else "spread evenly over 24 hours"
-        )
-        rate = format_number(self.workload.rate or 0)
-        return f"{volume}, {spread}, are {rate} a second in the busiest hour."
+        model, pooling = load_model(self.model), list[tuple[Engine, str]]()
+        if self.workload.output.max_tokens <= 1:
+            for engine in (self.engine, *self.other_engines):
+                task = model.pooling_task or "embed"
+                option = find_pooling_option(engine.name, engine.release, task)
+                pooling.append((engine, " ".join(option)))
+        values = {"scenario": self, "model": model, "pooling": pooling, "number": format_number}
+        return tuple(render_template("planning", "assumptions", **values).splitlines())
 
     @property
     def split_by_engine(self) -> tuple["Scenario", ...]:

@@ -175,8 +175,9 @@ OPEN_FIGURE = sys.maxsize
 """Stands for the figure that is the question: `max`, the largest load, or `best`, the shortest limit."""
 
 
-def _accept_max(value: object, validate: Callable[[object], float]) -> float:
-    return OPEN_FIGURE if value == "max" else validate(value)
+def _accept_word(word: str) -> WrapValidator:
+    """Accept a word in place of a figure, which it makes the question."""
+    return WrapValidator(lambda value, validate: OPEN_FIGURE if value == word else validate(value))
 
 
 def _accept_range(value: object, validate: Callable[[object], float]) -> float | TrafficRange:
@@ -189,10 +190,6 @@ def _accept_range(value: object, validate: Callable[[object], float]) -> float |
             "range", "must be a number, or two rising ones between which it lies in 4 of 5 cases"
         )
     return TrafficRange(*ends)
-
-
-def _accept_best(value: object, validate: Callable[[object], float]) -> float:
-    return OPEN_FIGURE if value == "best" else validate(value)
 
 
 class SessionsEntry(StrictEntry):
@@ -296,11 +293,11 @@ class WorkloadEntry(StrictEntry):
     rate: (
         Annotated[
             float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_range),
-            WrapValidator(_accept_max),
+            _accept_word("max"),
         ]
         | None
     ) = None  # fmt: skip
-    concurrency: Annotated[PositiveCount, WrapValidator(_accept_max)] | None = None
+    concurrency: Annotated[PositiveCount, _accept_word("max")] | None = None
     burstiness: PositiveNumber | None = None
     requests: PositiveCount | None = None
     within_hours: PositiveNumber | None = None
@@ -495,7 +492,7 @@ class ScenarioEntry(StrictEntry):
     adapters: AdaptersEntry | None = None
     service_level: dict[
         LatencyMetric,
-        dict[LatencyStatistic, Annotated[PositiveNumber, WrapValidator(_accept_best)]],
+        dict[LatencyStatistic, Annotated[PositiveNumber, _accept_word("best")]],
     ] = Field(default_factory=dict)
     headroom: Fraction = 0.2
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8

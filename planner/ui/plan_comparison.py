@@ -119,7 +119,9 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
     ),
     "engine": lambda scenario: " or ".join(map(str, (scenario.engine, *scenario.other_engines))),
     "traffic": lambda scenario: str(scenario.workload),
-    "a day": lambda scenario: str(scenario.daily_profile or "always the busiest hour"),
+    "a day": lambda scenario: (
+        scenario.daily_profile.name if scenario.daily_profile else "always the busiest hour"
+    ),
     "LoRA adapters": lambda scenario: (
         f"{scenario.workload.adapters} of rank {scenario.engine_args.get('max_lora_rank')} at most,"
         f" skew {scenario.workload.adapter_zipf:g}"

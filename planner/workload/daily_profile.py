@@ -44,30 +44,19 @@ class DailyProfile:
     burstiness: float = 1.0  # of a trace's arrivals within the hours, as in `Trace`
 
     @property
-    def num_hours(self) -> int:
-        """Number of hours."""
-        return len(self.hourly_fractions)
-
-    @property
     def mean_fraction(self) -> float:
         """A mean hour's traffic as a fraction of the busiest hour's."""
-        return sum(self.hourly_fractions) / self.num_hours
+        return sum(self.hourly_fractions) / len(self.hourly_fractions)
 
     @property
     def hours_a_day(self) -> float:
         """Hours like the busiest that hold the traffic of a mean day of those that have any."""
         days = [
             self.hourly_fractions[k : k + HOURS_PER_DAY]
-            for k in range(0, self.num_hours, HOURS_PER_DAY)
+            for k in range(0, len(self.hourly_fractions), HOURS_PER_DAY)
         ]
         return (
             sum(self.hourly_fractions) * HOURS_PER_DAY / sum(len(day) for day in days if any(day))
-        )
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.num_hours} hours, on average {self.mean_fraction:.0%} of the busiest, at least"
-            f" {min(self.hourly_fractions):.0%}"
         )
 
 
