@@ -99,11 +99,11 @@ def describe_api(answer: Answer) -> str:
     if api is None:
         return ""
     parts = [
-        f"{api.api_bill}{period} by the token ({api.api_price}), {format_usd(api.own_usd)}{period} on"
+        f"{api.api_bill}{period} by the token ({format_usd(api.api_usd_per_mtok_output)} per M output"
+        f" tokens with their prompts), {format_usd(api.own_usd)}{period} on"
         f" these GPUs{' by the hour' * bool(answer.day)}: {api.outcome}"
         f"{period * (not api.is_about_equal)}{api.turn and f', {api.turn}'}",
         _explain_cheaper_than_api(answer),
-        api.stopped,
     ]
     start = f"{api.assumption} (`workload.day` gives yours): " if api.assumption else ""
     return start + "; ".join(filter(None, parts))

@@ -19,7 +19,6 @@ from planner.core.number_format import (
     format_probability,
     format_range,
 )
-from planner.core.text import capitalize
 from planner.planning.growth import GrowthLimit
 from planner.planning.slo import format_latency
 
@@ -190,7 +189,10 @@ def describe_day(answer: Answer) -> str:
     day = answer.day
     if day is None:
         return ""
-    each = f"a replica gets up to {format_number(day.max_replica_rps)} requests/s"
-    missed = len(day.violated_hours)
+    fewest, most, missed = min(day.replicas), max(day.replicas), len(day.violated_hours)
     short = f"; in {missed} of {len(day.rates)} hours all are too few" if missed else ""
-    return f"{capitalize(str(day))}; {each}{short}."
+    return (
+        f"{fewest} to {most} replicas over {len(day.rates)} hours save {day.saved_fraction:.0%} of"
+        f" {day.fixed_gpu_hours:,.0f} GPU-hours; each gets up to"
+        f" {format_number(day.max_replica_rps)} requests/s{short}."
+    )

@@ -133,19 +133,6 @@ class AutoscalingPlan:
         """Fraction of the fixed fleet's GPU-hours that is saved."""
         return 1 - self.gpu_hours / self.fixed_gpu_hours
 
-    def __str__(self) -> str:
-        saved = self.fixed_gpu_hours - self.gpu_hours
-        fewest, most = min(self.replicas), max(self.replicas)
-        if fewest == most:
-            return (
-                f"every one of the {len(self.rates)} hours needs {most} replica{'s' * (most != 1)}:"
-                " scaling saves nothing"
-            )
-        return (
-            f"{fewest} to {most} replicas over {len(self.rates)} hours save {saved:,.0f} of "
-            f"{self.fixed_gpu_hours:,.0f} GPU-hours ({self.saved_fraction:.0%})"
-        )
-
 
 def compute_stabilization_s(start_s: float) -> float:
     """Compute the stabilization window in seconds for replicas that take `start_s` to start."""

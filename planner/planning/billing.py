@@ -96,11 +96,6 @@ class ApiComparison:
         return f"{saver} {format_usd(self.saved_usd)}"
 
     @property
-    def api_price(self) -> str:
-        """The API's price as that of GPUs is stated."""
-        return f"{format_usd(self.api_usd_per_mtok_output)} per M output tokens with their prompts"
-
-    @property
     def api_bill(self) -> str:
         """The API's bill, as it was given if it was."""
         return format_usd(self.api_usd) if self.given_usd is None else f"${self.given_usd:,.10g}"
@@ -138,17 +133,6 @@ class ApiComparison:
             return rate
         amount = float(f"{self.volume.amount * times:.{digits}g}")
         return f"{replace(self.volume, amount=amount)} ({rate})"
-
-    @property
-    def stopped(self) -> str:
-        """What stopping in hours without traffic would change; empty if nothing."""
-        if self.stopped_usd is None:
-            return ""
-        turns = self.is_api_cheaper and self.stopped_usd < self.api_usd
-        return (
-            f"stopped in hours without traffic (`replicas_at_least: 0`), these GPUs cost"
-            f" {format_usd(self.stopped_usd)}{', less than the API' if turns else ''}"
-        )
 
 
 def compare_to_api(

@@ -36,8 +36,6 @@ MAX_GROWTH_STEPS = 8
 """Largest number of times that workers are added."""
 MAX_SIMULATED_POOLS = 6
 """Largest number of pools that are simulated in full."""
-DECODE_CONSTRAINTS = {"tpot", "itl", "e2e", "memory"}
-"""Constraints that more decode workers relax."""
 UNFIXABLE_CONSTRAINTS = {"power", "start-up", "max_model_len"}
 """Constraints that no more workers relax."""
 
@@ -188,37 +186,13 @@ def _add_workers_until_feasible(
             pool.with_replicas(math.ceil(pool.layout.replicas * (1 + overload)) + (overload == 0))
             for pool in (prefill, decode)
         )
-        if _needs_decode_workers(scenario, candidate, more_prefill, more_decode, load):
-            decode = more_decode
-        else:
-            prefill = more_prefill
+        pairs = (more_prefill, decode), (prefill, more_decode)
+        tried = [evaluate_pools(scenario, *pair, load, preference, quick=True) for pair in pairs]
+        nearness = [(each.nearness_key, k) for k, each in enumerate(tried) if each]
+        if not nearness:
+            break
+        prefill, decode = pairs[min(nearness)[1]]
     return best
-
-
-def _needs_decode_workers(
-    scenario: Scenario,
-    candidate: Candidate,
-    more_prefill: Deployment,
-    more_decode: Deployment,
-    load: Workload,
-) -> bool:
-    """Return whether more decode workers, not prefill workers, relax the violations or risks."""
-    words = {
-        word.lower()
-        for text in candidate.violated_constraints or candidate.risks
-        for word in text.split()
-    }
-    if candidate.capacity_utilization <= 1 and words & {*DECODE_CONSTRAINTS, "ttft"}:
-        return bool(words & DECODE_CONSTRAINTS)
-    prefill, decode = candidate.prediction.pools
-    tried = [
-        evaluate_pools(scenario, *pools, load, candidate.preference_key, quick=True)
-        for pools in ((more_prefill, decode), (prefill, more_decode))
-    ]
-    with_prefill, with_decode = (
-        pools.capacity_utilization if pools else math.inf for pools in tried
-    )
-    return with_decode < with_prefill
 
 
 def evaluate_pools(

@@ -23,6 +23,7 @@ from planner.answers.deployment_wording import (
 )
 from planner.answers.growth_wording import (
     CAPACITY_MEANING,
+    describe_day,
     describe_growth_end,
     explain_confident_load,
     explain_surge,
@@ -506,6 +507,6 @@ def draw_charts(
         page["day"] = {
             "title": "Replicas over the day",
             "svg": charts.render_svg(plot_day(day)),
-            "note": f"{day}. {paid or 'No price is known'}.",
+            "note": f"{describe_day(answer)} {paid or 'No price is known'}.",
         }
     return page
