@@ -316,7 +316,7 @@ def describe_traffic(answer: Answer) -> str:
     if hours := scenario.deadline_hours:
         return f"{load.num_prompts:,} requests of {tokens} in {format_number(hours)} h"
     if load.rate is not None:
-        peak = " in the busiest hour" if scenario.daily_profile else ""
+        peak = " in the busiest hour" if scenario.mean_fraction < 1 else ""
         rate = format_number(load.rate)
         if is_least_load(scenario) or (scenario.found_figure == "rate" and answer.chosen is None):
             return f"{describe_open_figure(scenario)} of {tokens}"
