@@ -15,11 +15,11 @@ from typing import Any
 import altair as alt
 import ipywidgets
 import pandas as pd
-from IPython.display import Markdown
+from IPython.display import Markdown, display
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
-from planner.ui.charts.base import render_svg
+from planner.ui.charts.base import render_png, render_svg
 from planner.ui.notebook_session import (
     CURRENT_SCENARIO,
     OpenedPlan,
@@ -62,15 +62,23 @@ class EmptyOutput(HtmlOutput):
 NOTHING = EmptyOutput("")
 
 
+class FigureOutput(HtmlOutput):
+    """A chart and its caption; as a picture where a notebook isn't trusted, which shows no SVG."""
+
+    def __init__(self, svg: str, caption: str) -> None:
+        self.svg, self.caption = svg, f"<figcaption>{escape_html(caption)}</figcaption>"
+        super().__init__(f'<figure style="margin: 0.5em 0">{svg}{self.caption}</figure>')
+
+    def _ipython_display_(self) -> None:
+        data = {"image/svg+xml": self.svg, "image/png": render_png(self.svg)}
+        inline = {"image/svg+xml": {"unconfined": True}}  # with its tooltips, in the theme's colours
+        display({**data, "text/plain": repr(self)}, metadata=inline, raw=True)
+        display(HtmlOutput(self.caption))
+
+
 def show_figure(chart: alt.TopLevelMixin | dict[str, Any] | None, caption: str) -> HtmlOutput:
-    """Return a chart as SVG with its caption, which the report numbers; nothing for None."""
-    if chart is None:
-        return NOTHING
-    figcaption = (
-        '<figcaption style="font-size: 0.9em; opacity: 0.75; margin: 0.4em'
-        f' 0">{escape_html(caption)}</figcaption>'
-    )
-    return HtmlOutput(f'<figure style="margin: 0.5em 0">{render_svg(chart)}{figcaption}</figure>')
+    """Return a chart with its caption, which the report numbers; nothing for None."""
+    return NOTHING if chart is None else FigureOutput(render_svg(chart), caption)
 
 
 def show_table(

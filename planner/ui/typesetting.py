@@ -86,15 +86,22 @@ def convert_notebook(notebook: Path, work: Path, left_out: Sequence[str]) -> str
 
 def _export_html(notebook: Path, left_out: Sequence[str]) -> str:
     """Export the outputs of a notebook, figures and tables with an id each."""
+    import nbformat
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
     tags = {"enabled": True, "remove_cell_tags": list(left_out)}
-    outputs = {"display_data_priority": OUTPUT_MIME_TYPES}
-    config = Config({"NbConvertBase": outputs, "TagRemovePreprocessor": tags})
+    config = Config({"NbConvertBase": {"display_data_priority": OUTPUT_MIME_TYPES}, "TagRemovePreprocessor": tags})
     hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
     exporter = HTMLExporter(template_name="basic", config=config, **hidden)
-    html, _ = exporter.from_filename(str(notebook))
+    read = nbformat.read(notebook, nbformat.NO_CONVERT)
+    for cell in read.cells:
+        outputs = cell.get("outputs", [])
+        for drawn, caption in zip(outputs, outputs[1:], strict=False):
+            if svg := drawn.get("data", {}).get("image/svg+xml"):
+                html = f"<figure>{svg}{caption.data.pop('text/html')}</figure>"
+                drawn.data, caption.data = {"text/html": html}, {"text/plain": ""}
+    html, _ = exporter.from_notebook_node(read)
     # images are from a user's text: charts come as SVG
     html = re.sub(r"<img\b[^>]*>", _get_alternative_text, html)
     return re.sub(

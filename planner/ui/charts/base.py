@@ -68,6 +68,11 @@ def render_svg(chart: alt.TopLevelMixin | dict[str, Any]) -> str:
     return _widen_left_margin(re.sub(path, add_title, svg))
 
 
+def render_png(svg: str) -> bytes:
+    """Return an SVG as a picture on white."""
+    return bytes(vl_convert.svg_to_png(svg.replace("<g", '<rect x="-999" width="9999" height="9999" fill="white"/><g', 1), scale=2))
+
+
 def _widen_left_margin(svg: str) -> str:
     """Return an SVG with a left margin for a font that is wider than the one it was laid out in."""
     labels = re.findall(r'<text text-anchor="end" transform="translate\(-[^>]*>([^<]*)', svg)
@@ -78,7 +83,7 @@ def _widen_left_margin(svg: str) -> str:
         width = float(match[1]) + margin
         return (
             f'width="{width:g}" height="{match[2]}" viewBox="{-margin} 0 {width:g} {match[2]}"'
-            ' style="overflow: visible"'
+            f' style="overflow: visible; width: 100%; height: auto; max-width: {1.7 * width:.0f}px"'
         )
 
     return re.sub(size, widen, svg, count=1)

@@ -45,6 +45,8 @@ function render({model, el}) {
   };
 
   // ---- messages: one at a time; what changes meanwhile is sent together
+  let outdated = false;
+  const outdate = is => { outdated = is; card(); };
   let ticket = 0, waiting = null, pending = {}, flying = {};
   const now = name => pending[name] ?? flying[name] ?? get('controls')[name];
   const send = content => {
@@ -52,6 +54,7 @@ function render({model, el}) {
     waiting = setTimeout(() => { waiting = null; lost(); }, ANSWER_LIMIT_MS);
     model.send({...content, ticket: ++ticket});
     el.classList.add('hr-asking');
+    if (content.do !== 'save' && content.do !== 'report' && !content.do.endsWith('pin')) outdate(true);
   };
   const flush = () => {
     if (waiting || !Object.keys(pending).length) return;
@@ -75,6 +78,7 @@ function render({model, el}) {
     waiting = null;
     flying = {};
     el.classList.remove('hr-asking');
+    outdate(false);
     $('.hr-lost').hidden = true;
     flush();
   });
@@ -266,7 +270,7 @@ function render({model, el}) {
   const dots = share => `<div class="dots" aria-hidden="true">${Array.from({length: 40}, (_, k) => `<i class="${k < Math.round(40 * share) ? '' : 'no'}"></i>`).join('')}</div>`;
   const card = () => {
     const a = get('answer'), computing = a.state === 'computing';
-    const failed = a.state === 'failed', stale = a.error?.stale, tone = failed ? 'calm' : a.tone;
+    const failed = a.state === 'failed', stale = outdated || a.error?.stale, tone = failed ? 'calm' : a.tone;
     const place = $('.verdict');
     place.className = `card verdict v-${tone} ${a.state !== 'final' ? 'open' : ''} ${stale ? 'stale' : ''}`;
     const meta = failed ? a.failure : stale ? 'answer to the question before' : a.meta;
