@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import altair as alt
 import pandas as pd
@@ -17,6 +18,7 @@ from planner.hardware.gpus import get_gpu
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.search import Plan
+from planner.ui.chapter_views import list_framework_questions
 from planner.ui.charts import base as charts
 from planner.ui.charts import latency as charts_latency
 from planner.ui.charts import layout as charts_layout
@@ -69,23 +71,14 @@ def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
 # charts
 
 
-@pytest.mark.parametrize("traits", [{}, {"prefix_reuse": True, "structured_or_agentic": True}])
 @pytest.mark.parametrize("gpus", [["H100-SXM"], ["MI300X"], ["H100-SXM", "L40S"]])
-def test_the_path_of_the_framework_choice_ends_at_its_points(
-    traits: dict[str, bool], gpus: list[str]
-) -> None:
-    """The coloured boxes add up to the points by which the frameworks are ranked."""
-    choice = choose_framework(WorkloadTraits(**traits), map(get_gpu, gpus))
-    scores = {score.title: score.points for score in choice.ranked if not score.ruled_out}
-    taken = [step for step in choice.list_steps() if step.is_taken]
-    for title, points in scores.items():
-        assert sum(step.points.get(title, 0) for step in taken) == points
-    drawn = drawn_rows(charts_summary.plot_framework_path(choice), "asked")
-    last = drawn[choice.chosen.title]
-    assert last["taken"] and all(
-        f"{title} {points}" in last["gains"] for title, points in scores.items()
-    )
-    assert drawn["prefix reuse?"]["answer"] == ("yes" if traits else "no")
+def test_the_first_yes_of_the_framework_questions_is_what_is_chosen(gpus: list[str]) -> None:
+    names = WorkloadTraits.__dataclass_fields__
+    for values in product([False, True], repeat=len(names)):
+        traits = WorkloadTraits(**dict(zip(names, values, strict=True)))
+        choice = choose_framework(traits, map(get_gpu, gpus))
+        (taken,) = (row for row in list_framework_questions(choice) if row["here"] == "YES")
+        assert taken["yes leads to"] == choice.chosen.title
 
 
 def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:

@@ -22,6 +22,7 @@ from planner.memory.weights import compute_stage_bytes
 from planner.models.architecture import DecoderLayer, LatentAttention, RecurrentMixer, SequenceMixer
 from planner.models.quantization import load_weight_formats, parse_quantization
 from planner.models.registry import load_model
+from planner.planning.search import Plan
 from planner.workload.workload import Workload
 
 COMPARED_BATCH = 32
@@ -108,16 +109,22 @@ def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: 
     if memory.status == "does_not_fit":
         return f"There is nothing to recommend before it fits: {memory.remedy}."
     args, p99 = memory.deployment.args, workload.compute_total_tokens_quantile(0.99)
-    seqs, limit = args.max_num_seqs, find_safe_max_num_seqs(memory, workload)
-    if seqs > limit:
-        why = f"; with more than {limit:,} at once the risk that the pool preempts exceeds 5%"
-    else:
-        fewer = "; a smaller full batch takes shorter steps" if seqs <= limit - 8 else ""
-        why = f", as the pool holds {limit:,} with a preemption risk of at most 5%{fewer}"
+    limit = find_safe_max_num_seqs(memory, workload)
     return (
-        f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is"
-        f" {p99:,.0f} tokens, plus {buffer:.0%}. max_num_seqs {seqs:,}{why}."
+        f"max_model_len {args.max_model_len:,}: p99 of prompt + output, {p99:,.0f} tokens, plus"
+        f" {buffer:.0%}; longer requests are refused. max_num_seqs {args.max_num_seqs:,}: with up to"
+        f" {limit:,} at once the risk that the pool preempts is at most 5%, and a slot more costs"
+        " nothing while the traffic keeps fewer at work."
     )
+
+
+def describe_memory_limit(plan: Plan) -> str:
+    """Describe whether memory limits a plan, and what does if not."""
+    performance = plan.best and plan.best.prediction.performance
+    if performance is None or performance.bottleneck == "kv":
+        return str(plan.binding_constraint)
+    used = f"on average {performance.kv_usage:.0%} of the KV cache are in use"
+    return f"Memory does not limit this plan: {used}. {plan.binding_constraint}"
 
 
 def describe_memory_status(memory: MemoryPlan) -> str:

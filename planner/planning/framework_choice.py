@@ -77,15 +77,6 @@ class FrameworkScore:
 
 
 @dataclass(frozen=True)
-class FrameworkStep:
-    """A question of the choice, whether the answer is yes, and what a yes is worth by title."""
-
-    question: str
-    is_taken: bool
-    points: dict[str, int]
-
-
-@dataclass(frozen=True)
 class FrameworkChoice:
     """Frameworks from best to worst for a workload and its candidate GPUs."""
 
@@ -115,24 +106,6 @@ class FrameworkChoice:
             rows += [(score.title, total, "+0", score.ruled_out, "", "")] if score.ruled_out else []
         columns = ("framework", "total", "points", "fact", "source", "date")
         return [dict(zip(columns, row, strict=True)) for row in rows]
-
-    def list_steps(self) -> tuple[FrameworkStep, ...]:
-        """List what is asked one after another, first the points that always count.
-
-        Frameworks that are ruled out have no part in it.
-        """
-        scores = [score for score in self.ranked if not score.ruled_out]
-        rules = [(score, rule) for score in scores for rule in load_frameworks()[score.name].rules]
-        asked = sorted(dict.fromkeys(rule.when for _, rule in rules if rule.points), key=len)
-        steps = []
-        for when in asked:
-            same = [(score, rule) for score, rule in rules if rule.when == when]
-            points = {score.title: rule.points for score, rule in same if rule.points}
-            is_taken = any(rule in score.reasons for score, rule in same)
-            words = ", ".join(when).replace("_", " ")
-            question = words.replace("nvidia", "NVIDIA").replace("sku", "SKU")
-            steps.append(FrameworkStep(question, is_taken, points))
-        return tuple(steps)
 
     def __str__(self) -> str:
         totals = ", ".join(

@@ -3,6 +3,7 @@
 What a view draws is computed by the tables of `analysis`.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -28,17 +29,23 @@ from planner.analysis.speculation_tables import (
     list_step_parts,
 )
 from planner.core.units import GIB
+from planner.deploy.launch_spec import build_launch
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import list_gpus
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.memory_plan import plan_memory
 from planner.planning.candidate import Candidate
-from planner.planning.framework_choice import WorkloadTraits, choose_framework
+from planner.planning.framework_choice import (
+    FrameworkChoice,
+    WorkloadTraits,
+    choose_framework,
+    load_frameworks,
+)
+from planner.planning.prediction import evaluate
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.ui.charts.base import plot_memory_budget
 from planner.ui.charts.comparison import plot_step_parts
 from planner.ui.charts.latency import plot_pace_throughput, plot_timelines, plot_token_gaps
-from planner.ui.charts.summary import plot_framework_path
 from planner.ui.notebook_widgets import (
     HtmlOutput,
     InteractiveView,
@@ -52,6 +59,50 @@ from planner.ui.notebook_widgets import (
 )
 
 Outputs = tuple[HtmlOutput, ...]
+FILE_PURPOSES = {
+    ".sh": "starts a server",
+    "bench.sh": "measures one replica under rising load, beside what is predicted",
+    "router.sh": "sends requests to the workers",
+    ".env": "the variables of the server: API key, token, caches",
+    ".service": "a systemd unit: one instance a replica",
+    "compose.yaml": "the same for Docker Compose",
+    "prometheus.yml": "scrapes every replica",
+    "alerts.yml": "alert rules from the plan's own figures",
+    "grafana.json": "a dashboard with the plan's limits",
+    "runbook.md": "what to do about each alert",
+    "checklist.md": "what to check on the day",
+    "scale.yaml": "KEDA scales replicas by requests in flight on one",
+}
+"""What the files of a plan are for, by how their names end; the last that fits counts."""
+
+
+FRAMEWORK_QUESTIONS = (
+    ("Must the same deployment run on another vendor's GPUs?", "vllm", ("portability",)),
+    (
+        "Do agents, or answers held to a grammar, share long beginnings?",
+        "sglang",
+        ("structured_or_agentic", "prefix_reuse"),
+    ),
+    (
+        "One model on one NVIDIA GPU type, known lengths, and time to tune for every change?",
+        "trtllm",
+        ("one_nvidia_sku", "fixed_shapes", "rebuild_acceptable"),
+    ),
+    ("None of these?", "vllm", ()),
+)
+"""The decision tree: a question, what a yes leads to, and the rule of it in the catalog."""
+
+
+def list_framework_questions(choice: FrameworkChoice) -> list[dict[str, str]]:
+    """List the questions of the choice up to the first yes, then what the others would lead to."""
+    rows, answer = list[dict[str, str]](), "no"
+    for question, name, when in FRAMEWORK_QUESTIONS:
+        framework = load_frameworks()[name]
+        rule = next(rule for rule in framework.rules if rule.when == when)
+        answer = "" if answer in ("YES", "") else "YES" if rule in choice.chosen.reasons else "no"
+        told = {"question": question, "here": answer, "yes leads to": framework.title}
+        rows.append({**told, "why": rule.fact})
+    return rows
 
 
 def try_frameworks(study: Study) -> InteractiveView:
@@ -62,7 +113,7 @@ def try_frameworks(study: Study) -> InteractiveView:
 
     def _draw(gpu: str, **traits: bool) -> Outputs:
         choice = choose_framework(WorkloadTraits(**traits), gpus[gpu])
-        return show_note(choice), show_figure(plot_framework_path(choice), f"Points on {gpu}.")
+        return show_note(choice), show_table(list_framework_questions(choice), f"Asked on {gpu}.")
 
     return InteractiveView(
         _draw,
@@ -301,6 +352,30 @@ def try_long_prompt(study: Study) -> InteractiveView:
         max_num_batched_tokens=build_ladder(sizes, args.max_num_batched_tokens),
         sequences=build_slider(1, max(256, batch), batch, label="decode batch"),
     )  # fmt: skip
+
+
+def describe_draft_decision(study: Study, drafted: Deployment) -> str:
+    """Describe whether the plan drafts, why not, and the arguments with which it would."""
+    if study.plan.best is None:
+        return "There is no plan that drafts could help."
+    flags = build_launch(evaluate(drafted, study.workload)).flags
+    argument = " ".join(f"{flag.name} {flag.value}" for flag in flags if "specul" in flag.name)
+    if study.deployment.speculation:
+        return f"The plan drafts: {argument}"
+    entry = study.scenario.speculation
+    why = "no plan with drafts is cheaper or likelier" if entry else "the scenario names no draft"
+    return f"The plan goes without drafts: {why}. With them: {argument}"
+
+
+def list_files(files: Mapping[str, str]) -> list[dict[str, str]]:
+    """List what each file of a plan is for."""
+    rows = {
+        name: purpose
+        for suffix, purpose in FILE_PURPOSES.items()
+        for name in files
+        if name.endswith(suffix)
+    }
+    return [{"file": name, "for": rows.get(name, "")} for name in files]
 
 
 def try_drafts(study: Study, drafted: Deployment) -> InteractiveView:

@@ -19,7 +19,7 @@ _BY_MODULE: Mapping[str, str] = {
     "analysis.load_ramp": "run_load_ramp",
     "analysis.memory_sweeps": (
         "build_format_table build_kv_table build_pool_table build_sequence_table "
-        "derive_kv_equation describe_memory_status describe_recommended_limits "
+        "derive_kv_equation describe_memory_limit describe_memory_status describe_recommended_limits "
         "estimate_memory_gains sweep_max_model_len sweep_memory_utilization"
     ),
     "analysis.sensitivity": (
@@ -48,7 +48,7 @@ _BY_MODULE: Mapping[str, str] = {
     "planning.scenario": "list_scenarios",
     "planning.simulation_runs": "run_simulation",
     "ui.chapter_views": (
-        "try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
+        "describe_draft_decision list_framework_questions list_files try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
         "try_long_prompt try_memory try_pressure try_tenants"
     ),
     "ui.charts.base": "plot_lines plot_memory_budget",
@@ -61,13 +61,13 @@ _BY_MODULE: Mapping[str, str] = {
         "plot_candidate_memory plot_communication plot_legal_layouts plot_memory_sweep "
         "plot_pareto_front plot_pool_sizes plot_sequence_counts"
     ),
-    "ui.charts.summary": "plot_day plot_framework_path plot_prices plot_slos",
+    "ui.charts.summary": "plot_day plot_prices plot_slos",
     "ui.decision_memo": "build_memo",
     "ui.notebook_session": (
         "add_changes allow_pools open_answer open_plan open_plans open_study search_cached"
     ),
     "ui.notebook_widgets": (
-        "render_changes show_code show_figure show_markdown show_note show_table"
+        "conclude render_changes show_code show_figure show_markdown show_note show_table"
     ),
     "ui.plan_comparison": (
         "build_plan_comparison build_plan_titles compare_limits describe_cheapest_plan"

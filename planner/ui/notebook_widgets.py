@@ -19,6 +19,7 @@ from IPython.display import Markdown, display
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
+from planner.core.text import escape_markdown
 from planner.ui.charts.base import render_png, render_svg
 from planner.ui.notebook_session import (
     CURRENT_SCENARIO,
@@ -71,7 +72,9 @@ class FigureOutput(HtmlOutput):
 
     def _ipython_display_(self) -> None:
         data = {"image/svg+xml": self.svg, "image/png": render_png(self.svg)}
-        inline = {"image/svg+xml": {"unconfined": True}}  # with its tooltips, in the theme's colours
+        inline = {
+            "image/svg+xml": {"unconfined": True}
+        }  # with its tooltips, in the theme's colours
         display({**data, "text/plain": repr(self)}, metadata=inline, raw=True)
         display(HtmlOutput(self.caption))
 
@@ -154,6 +157,14 @@ def show_note(message: object, color: str = NOTE_COLOR) -> HtmlOutput:
 def show_markdown(text: str) -> Any:
     """Return paragraphs of Markdown with figures in them; nothing for ""."""
     return Markdown(text) if text else NOTHING  # type: ignore[no-untyped-call]
+
+
+def conclude(decision: object, limit: object, question: str, chapter: str) -> Any:
+    """Return the end of a chapter: the decision here, what limits it, and the next question."""
+    return show_markdown(
+        f"**So:** {escape_markdown(decision)}\n\n**What limits it:** {escape_markdown(limit)}\n\n"
+        f"**Next:** [{question}]({chapter}.ipynb)"
+    )
 
 
 def show_code(script: str | None, language: str = "bash") -> HtmlOutput:

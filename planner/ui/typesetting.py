@@ -91,7 +91,12 @@ def _export_html(notebook: Path, left_out: Sequence[str]) -> str:
     from traitlets.config import Config
 
     tags = {"enabled": True, "remove_cell_tags": list(left_out)}
-    config = Config({"NbConvertBase": {"display_data_priority": OUTPUT_MIME_TYPES}, "TagRemovePreprocessor": tags})
+    config = Config(
+        {
+            "NbConvertBase": {"display_data_priority": OUTPUT_MIME_TYPES},
+            "TagRemovePreprocessor": tags,
+        }
+    )
     hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
     exporter = HTMLExporter(template_name="basic", config=config, **hidden)
     read = nbformat.read(notebook, nbformat.NO_CONVERT)

@@ -70,7 +70,12 @@ def render_svg(chart: alt.TopLevelMixin | dict[str, Any]) -> str:
 
 def render_png(svg: str) -> bytes:
     """Return an SVG as a picture on white."""
-    return bytes(vl_convert.svg_to_png(svg.replace("<g", '<rect x="-999" width="9999" height="9999" fill="white"/><g', 1), scale=2))
+    return bytes(
+        vl_convert.svg_to_png(
+            svg.replace("<g", '<rect x="-999" width="9999" height="9999" fill="white"/><g', 1),
+            scale=2,
+        )
+    )
 
 
 def _widen_left_margin(svg: str) -> str:

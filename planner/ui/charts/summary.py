@@ -9,7 +9,6 @@ import pandas as pd
 from planner.answers import Answer, Offer
 from planner.core.intervals import Interval
 from planner.planning.autoscaling import AutoscalingPlan
-from planner.planning.framework_choice import FrameworkChoice
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
@@ -131,44 +130,6 @@ def plot_prices(answer: Answer) -> alt.TopLevelMixin:
     )
     label = base.mark_text(align="left", dx=4, color="currentColor")
     return base.mark_bar().encode(color=encode_color("state", SLO_STATUS_COLORS)) + label
-
-
-def plot_framework_path(choice: FrameworkChoice) -> alt.TopLevelMixin:
-    """Plot the questions of the choice as a flowchart; what counts in this choice is coloured."""
-    steps = choice.list_steps()
-    rows = [
-        (
-            f"{step.question}?" if step.question else "always",
-            ", ".join(f"{title} {points:+d}" for title, points in step.points.items()),
-            ("yes" if step.is_taken else "no") * bool(step.question),
-            step.is_taken,
-        )
-        for step in steps
-    ]
-    totals = ", ".join(f"{s.title} {s.points}" for s in choice.ranked if not s.ruled_out)
-    rows.append((choice.chosen.title, totals, "", True))
-    data = pd.DataFrame(rows, columns=["asked", "gains", "answer", "taken"])
-    data = data.assign(top=data.index, middle=data.index + 0.3, bottom=data.index + 0.6)
-    data = data.assign(next=data["top"] + 1)
-    x, y = (
-        alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, 100], nice=False)),
-        alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[len(rows) - 0.3, -0.1], nice=False)),
-    )
-    color = alt.condition("datum.taken", alt.value(OK_COLOR), alt.value(MUTED_COLOR))
-
-    def draw_boxes(left: int, right: int, text: str) -> alt.LayerChart:
-        base = alt.Chart(data.assign(x=left, right=right), height=36 * len(rows)).encode(x=x)
-        box = base.mark_rect(filled=False, cornerRadius=4, strokeWidth=1.5)
-        label = base.mark_text(align="left", dx=8, color="currentColor")
-        return box.encode(x2="right", y=y, y2="bottom", stroke=color) + label.encode(
-            y=alt.Y("middle:Q", axis=None), text=text
-        )
-
-    down, across = (alt.Chart(data[:-1].assign(x=at)).encode(x=x) for at in (20, 54))
-    arrows = down.mark_rule(color=MUTED_COLOR).encode(y=alt.Y("bottom:Q", axis=None), y2="next")
-    middle = alt.Y("middle:Q", axis=None)
-    answers = across.mark_text().encode(y=middle, text="answer", color=color)
-    return draw_boxes(0, 51, "asked") + draw_boxes(57, 100, "gains") + arrows + answers
 
 
 ARRIVALS_LABEL, CAPACITY_LABEL, FIXED_FLEET_LABEL = (
