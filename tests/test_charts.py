@@ -15,6 +15,7 @@ from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.hardware.gpus import get_gpu
+from planner.parallelism.pipeline import compute_pipeline_bubble
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.search import Plan
@@ -49,10 +50,7 @@ def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
 
 def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:
     """GPipe (arXiv 1811.06965): the bubble is (p - 1) / (m + p - 1)."""
-    found = layout_study.build_bubble_table((4,), most=12).set_index("Micro-batches in a row")[
-        "Idle (% of GPU time)"
-    ]
-    assert found[1] == pytest.approx(75) and found[12] == pytest.approx(100 * 3 / 15)
+    assert [compute_pipeline_bubble(4, m) for m in (1, 12)] == pytest.approx([0.75, 3 / 15])
 
 
 def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:

@@ -106,14 +106,10 @@ def test_traits_show_their_effect() -> None:
     assert len(explain_engines(WorkloadTraits(fixed_shapes=True), [get_gpu(MI300X)], [])) == 1
 
 
-def test_every_fact_has_a_source_and_reaches_the_table() -> None:
+def test_every_fact_has_a_source() -> None:
     assert all(
         rule.source and rule.date for known in load_frameworks().values() for rule in known.rules
     )
-    facts = choose_framework(WorkloadTraits(), [get_gpu(H100)]).list_facts()
-    assert {fact["framework"] for fact in facts} == {
-        known.title for known in load_frameworks().values()
-    }
 
 
 def test_no_gpu_is_one_clear_sentence() -> None:

@@ -38,7 +38,7 @@ EXPLORED = [
     path for path in list_chapter_notebooks() if "planner.try_" in path.read_text(encoding="utf-8")
 ]
 """Chapters with controls; the test that moves them opens the chapter."""
-ASIDE = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("start", "compare", "fleet", "decisions")]
+ASIDE = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("start", "compare", "fleet")]
 
 
 @pytest.fixture(scope="module")

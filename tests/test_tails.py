@@ -159,20 +159,6 @@ def test_more_in_flight_never_serve_less(plan):
     assert 1 < found.ceiling.mid <= 2 * (plan.args.max_num_seqs or 0)
 
 
-def test_a_smaller_pool_never_preempts_less(plan):
-    """As long as it keeps up: a pool that does not is full all the time, and lets fewer in."""
-    pools = tail_latency.sweep_kv_pool(plan, LOAD)
-    served = pools[[value.mid >= 95 for value in pools["Served (%)"]]]
-    preempted = served["Preemptions (per 100)"].to_numpy()
-    assert preempted[0] == 0 < preempted[-1] and all(np.diff(preempted) >= 0)
-    assert pools["gpu_memory_utilization"].is_monotonic_decreasing
-    last = pools.iloc[-1]
-    tight = get_memory_plan(
-        plan.with_args(gpu_memory_utilization=float(last["gpu_memory_utilization"]))
-    )
-    assert tight.pool.reported_tokens == pytest.approx(last["KV pool (tokens)"], rel=0.05)
-
-
 def test_the_preempted_wait_longest_between_two_tokens(plan):
     few = replace(get_memory_plan(plan).pool, num_blocks=2000)
     run = simulate_once(plan, LOAD, 1500, pool=few)

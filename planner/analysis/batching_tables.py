@@ -63,14 +63,6 @@ def sweep_concurrency(
     return sweep({"Requests in flight": values}, _read)
 
 
-def select_telling_loads(load: pd.DataFrame, tpot: str, limit: float | None) -> pd.DataFrame:
-    """Select the rows of `sweep_concurrency` for one request, the most within `limit`, and all."""
-    within = load[[limit is None or pace.mid <= limit for pace in load[tpot]]]
-    ends = sorted({load.index[0], *within.index[-1:], load.index[-1]})
-    columns = ["Requests in flight", tpot, "Output tokens/s"]
-    return load.loc[ends, columns].reset_index(drop=True)
-
-
 def simulate_prefill_gaps(
     deployment: Deployment, workload: Workload, sequences: int, prompt: int, chunked: bool = True
 ) -> pd.DataFrame:

@@ -28,7 +28,6 @@ from planner.latency.step_model import build_target_step_model
 from planner.memory.memory_plan import MemoryPlan, get_memory_plan
 from planner.parallelism.communication import estimate_collectives
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
-from planner.parallelism.pipeline import compute_pipeline_bubble
 from planner.planning.candidate import Candidate, describe_formats
 from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
@@ -451,15 +450,6 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
             "Share of the step (%)": collective_s / cost.seconds * 100,
         })  # fmt: skip
     return pd.DataFrame(rows)
-
-
-def build_bubble_table(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
-    """Return the idle fraction of pipelines of these `sizes` by successive micro-batches."""
-    axes = {"Pipeline": [f"PP{pp}" for pp in sizes], "Micro-batches in a row": range(1, most + 1)}
-    return sweep(
-        axes,
-        lambda name, m: {"Idle (% of GPU time)": compute_pipeline_bubble(int(name[2:]), m) * 100},
-    )
 
 
 def describe_layout_rules(deployment: Deployment) -> str:

@@ -120,7 +120,7 @@ def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: 
 
 def describe_memory_limit(plan: Plan) -> str:
     """Describe whether memory limits a plan, and what does if not."""
-    performance = plan.best and plan.best.prediction.performance
+    performance = plan.best.prediction.performance if plan.best else None
     if performance is None or performance.bottleneck == "kv":
         return str(plan.binding_constraint)
     used = f"on average {performance.kv_usage:.0%} of the KV cache are in use"

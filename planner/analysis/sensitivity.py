@@ -5,26 +5,20 @@ that change them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 import pandas as pd
 
-from planner.analysis.sweep import Row, sweep_args
 from planner.core.errors import PlannerError
-from planner.core.progress import show_step
 from planner.engines.deployment import Deployment
-from planner.engines.engine_args import resolve_engine_args
 from planner.memory.deployment_changes import DeploymentChange
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import load_format
-from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
-from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan, search_deployments
-from planner.planning.tolerance import simulate_candidate
-from planner.workload.length_distribution import LengthDistribution
+from planner.planning.evaluation import evaluate_candidates
+from planner.planning.scenario import Scenario
 
 MEASURE_DIRECTIONS = {"TTFT": -1, "ITL": -1, "throughput": 1, "KV cache": 1, "cost": -1}
 """What is measured of a knob, and whether more of it is good."""
@@ -36,8 +30,6 @@ MEASURE_LABELS = {
     "cost": "USD per million output tokens, when full",
 }
 PLAN_LABEL = "the plan"
-PAIR_SLOTS, PAIR_BUDGETS_TOKENS = (1, 2, 4, 8), (512, 1024, 2048, 4096, 8192)
-"""Slots per sequence that decodes, and tokens of a step, whose pairs are replayed."""
 
 
 def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
@@ -63,30 +55,6 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
         for (name, text, _), candidate in zip(settings, candidates, strict=True)
     ]
     return pd.DataFrame(rows)
-
-
-@show_step("simulating engine arguments")
-def sweep_knob_pair(scenario: Scenario, best: Candidate) -> pd.DataFrame:
-    """Return how likely every target is met, replayed, by max_num_seqs and max_num_batched_tokens.
-
-    Slots are multiples of the sequences that decode at once on average. Columns: both arguments, and
-    "probability". Pairs with which the engine does not start are left out.
-    """
-    performance = best.prediction.performance
-    assert performance is not None
-    running = max(1, round(performance.decode_batch))
-
-    def _read(deployment: Deployment) -> Row:
-        tried = evaluate_candidate(scenario, deployment, deployment.layout.replicas)
-        if not tried.prediction.can_start:
-            raise PlannerError(tried.prediction.memory.reason)
-        return {"probability": simulate_candidate(scenario, tried).probability}
-
-    pairs = {
-        "max_num_seqs": [m * running for m in PAIR_SLOTS],
-        "max_num_batched_tokens": PAIR_BUDGETS_TOKENS,
-    }
-    return sweep_args(best.deployment, pairs, _read)
 
 
 def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, object]:
@@ -164,82 +132,3 @@ def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
                 text = f"{change:+.0%}" if abs(change) >= 0.005 else "0"
                 rows.append((label, measure, change, MEASURE_DIRECTIONS[measure] * change, text))
     return pd.DataFrame(rows, columns=["knob", "measure", "change", "benefit", "told"])
-
-
-def reset_tuning(scenario: Scenario, gpu: CandidateGpu | None = None) -> Scenario:
-    """Return `scenario` with the checkpoint's formats and default arguments.
-
-    Its GPU is `gpu`; without one the first that the scenario names.
-    """
-    candidate_gpu, model = gpu or scenario.gpus[0], load_format(scenario.model, None)
-    args = resolve_engine_args({}, scenario.engine, candidate_gpu.gpu, model)
-    defaults = {"max_model_len": args.max_model_len, "max_num_seqs": args.max_num_seqs}
-    return replace(
-        scenario,
-        gpus=(candidate_gpu,),
-        quantizations=(None,),
-        kv_cache_dtypes=("auto",),
-        speculation=None,
-        layout={},
-        engine_args={**defaults, **scenario.engine_args},
-    )
-
-
-def fix_lengths(scenario: Scenario) -> Scenario:
-    """Return `scenario` with every prompt and every answer as long as the mean one."""
-    load = scenario.workload
-    alike = replace(
-        load,
-        prompt=LengthDistribution.from_constant(load.prompt.mean),
-        output=LengthDistribution.from_constant(load.output.mean),
-    )
-    return replace(scenario, name=f"{scenario.name}, fixed lengths", workload=alike)
-
-
-def build_decision_table(
-    scenarios: Iterable[Scenario], answer: Callable[[Scenario], Plan] = search_deployments
-) -> pd.DataFrame:
-    """Return each scenario's plan, its binding constraint, and its saving over no tuning.
-
-    Untuned means the plan's own GPU with the checkpoint's formats and default arguments; "the first
-    GPU instead" is the same on the first GPU that the scenario names, where that is another. Rows
-    without a plan, or in which the knobs save nothing, are left out: `attrs["left_out"]` says why.
-    `answer` may be another way to the plan, such as a cached search.
-    """
-    rows, left_out = [], list[str]()
-    for scenario in scenarios:
-        plan = answer(scenario)
-        if (best := plan.chosen) is None:
-            left_out.append(f"{scenario.name} (no plan meets its targets)")
-            continue
-        own = next(each for each in scenario.gpus if each.gpu.name == best.deployment.gpu.name)
-        untuned = answer(reset_tuning(scenario, own))
-        default, usd = untuned.chosen, best.usd_per_hour
-        untuned_usd = default and default.usd_per_hour
-        if default and (default.usd_per_hour, default.prediction.num_gpus_billed) == (
-            usd, best.prediction.num_gpus_billed,
-        ):  # fmt: skip
-            left_out.append(f"{scenario.name} (costs the same with no knob turned)")
-            continue
-        prompt, output = scenario.workload.prompt.mean, scenario.workload.output.mean
-        rows.append({
-            "scenario": scenario.name, "work": f"{prompt:,.0f} tokens in, {output:,.0f} out",
-            "approach": f"{best.description}, max_num_seqs {best.deployment.args.max_num_seqs}",
-            "what limits it": plan.binding_constraint.constraint,
-            "USD per hour": usd and f"{usd:,.2f}",
-            "no knob turned, same GPU": _describe_untuned(untuned),
-            "its USD per hour": untuned_usd and f"{untuned_usd:,.2f}",
-            "saved (%)": round((1 - usd / untuned_usd) * 100) if usd and untuned_usd else None,
-            "the first GPU instead": "" if own is scenario.gpus[0]
-            else _describe_untuned(answer(reset_tuning(scenario))),
-        })  # fmt: skip
-    table = pd.DataFrame(rows)
-    table.attrs["left_out"] = "; ".join(left_out)
-    return table
-
-
-def _describe_untuned(plan: Plan) -> str:
-    if plan.chosen is None:
-        return f"nothing meets the targets: {plan.binding_constraint.constraint}"
-    usd = plan.chosen.usd_per_hour
-    return plan.chosen.description + (f", ${usd:,.2f} per hour" if usd else "")

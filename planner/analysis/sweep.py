@@ -43,11 +43,6 @@ def build_latency_row(measured: Performance | SimulationRun) -> dict[str, Interv
     }
 
 
-def list_mean_latencies(performance: Performance) -> list[float]:
-    """List the mean TTFT, ITL and E2E in ms."""
-    return [performance.get(metric, "mean").mid * 1e3 for metric in ("ttft", "itl", "e2e")]
-
-
 def build_tail_row(run: SimulationRun) -> dict[str, Interval | float]:
     """Return all latencies in ms, preemptions, and the served percentage in one row."""
     row = build_latency_row(run) | {

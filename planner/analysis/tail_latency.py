@@ -6,7 +6,6 @@ intervals grow if a slower engine would queue. Columns have readable names with 
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,6 @@ from planner.analysis.sweep import (
     MIN_SERVED_FRACTION,
     REQUESTS_PER_SWEEP_RUN,
     Row,
-    build_tail_row,
     get_wait_ms,
     sweep,
 )
@@ -28,13 +26,11 @@ from planner.latency.performance import (
     LATENCY_STATISTICS,
     Performance,
 )
-from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import estimate_capacity
 from planner.planning.prediction import evaluate
 from planner.planning.simulation_runs import (
     SimulationRun,
     get_statistic,
-    run_short_simulation,
     simulate_once,
 )
 from planner.planning.slo import SloTarget, compute_tolerance, get_limit_status
@@ -150,37 +146,6 @@ def sweep_utilization(
         return row
 
     return sweep({"Utilization (%)": [share * 100 for share in shares]}, _read)
-
-
-def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
-    """Simulate seven KV pool sizes around what the traffic needs.
-
-    They range from twice its p99 of use, or the plan's pool if smaller, down to a quarter, at the
-    expected step cost. `gpu_memory_utilization` is the setting that would leave such a pool. Pools
-    that cannot hold one request of max_model_len are left out: the engine would not start.
-    """
-    memory = get_memory_plan(deployment)
-    plan, share = memory.pool, deployment.args.gpu_memory_utilization
-    min_blocks = plan.layout.max_blocks_per_request + 1
-    needed = plan.num_blocks * simulate_once(
-        deployment, workload, REQUESTS_PER_SWEEP_RUN
-    ).compute_kv_usage_quantile(0.99)
-    max_blocks = max(min(2 * needed, plan.num_blocks), min_blocks)
-    sizes = np.unique(np.geomspace(max(needed / 4, min_blocks), max_blocks, 7).astype(int))
-    smaller = [replace(plan, num_blocks=int(blocks)) for blocks in sizes[::-1]]
-    pools = {pool.reported_tokens: pool for pool in smaller}
-
-    def _read(tokens: int) -> Row:
-        given_up = (plan.num_blocks - pools[tokens].num_blocks) * plan.bytes_per_block
-        run = run_short_simulation(
-            deployment, workload, REQUESTS_PER_SWEEP_RUN, with_interval=False, pool=pools[tokens]
-        )
-        return {
-            "gpu_memory_utilization": share * (1 - given_up / memory.budget_bytes),
-            **build_tail_row(run), "p99 E2E (ms)": get_wait_ms(run.mid, "p99", "e2e"),
-        }  # fmt: skip
-
-    return sweep({"KV pool (tokens)": pools}, _read)
 
 
 def select_stable_rows(swept: pd.DataFrame) -> pd.DataFrame:

@@ -94,19 +94,6 @@ class FrameworkChoice:
             rule.fact for rule in sorted(self.chosen.reasons, key=lambda rule: -rule.points)
         )
 
-    def list_facts(self) -> list[dict[str, str]]:
-        """List a row per deciding fact: framework, total, points, fact, source, date."""
-        rows: list[tuple[str, ...]] = []
-        for score in self.ranked:
-            total = "ruled out" if score.ruled_out else str(score.points)
-            rows += (
-                (score.title, total, f"{r.points:+d}", r.fact, r.source, r.date)
-                for r in score.reasons
-            )
-            rows += [(score.title, total, "+0", score.ruled_out, "", "")] if score.ruled_out else []
-        columns = ("framework", "total", "points", "fact", "source", "date")
-        return [dict(zip(columns, row, strict=True)) for row in rows]
-
     def __str__(self) -> str:
         totals = ", ".join(
             f"{s.title} {'ruled out' if s.ruled_out else s.points}" for s in self.ranked

@@ -41,7 +41,7 @@ from planner.planning.framework_choice import (
     choose_framework,
     load_frameworks,
 )
-from planner.planning.prediction import evaluate
+from planner.planning.prediction import Prediction
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.ui.charts.base import plot_memory_budget
 from planner.ui.charts.comparison import plot_step_parts
@@ -354,11 +354,11 @@ def try_long_prompt(study: Study) -> InteractiveView:
     )  # fmt: skip
 
 
-def describe_draft_decision(study: Study, drafted: Deployment) -> str:
+def describe_draft_decision(study: Study, drafted: Prediction) -> str:
     """Describe whether the plan drafts, why not, and the arguments with which it would."""
     if study.plan.best is None:
         return "There is no plan that drafts could help."
-    flags = build_launch(evaluate(drafted, study.workload)).flags
+    flags = build_launch(drafted).flags
     argument = " ".join(f"{flag.name} {flag.value}" for flag in flags if "specul" in flag.name)
     if study.deployment.speculation:
         return f"The plan drafts: {argument}"

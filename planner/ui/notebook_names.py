@@ -6,10 +6,10 @@ _BY_MODULE: Mapping[str, str] = {
     "analysis.batching_tables": (
         "compare_adapter_endpoints count_requests_in_flight describe_adapter_endpoints "
         "describe_prefix_reuse get_slo_column "
-        "select_telling_loads split_workload sweep_concurrency sweep_prefix_reuse"
+        "split_workload sweep_concurrency sweep_prefix_reuse"
     ),
     "analysis.layout_tables": (
-        "build_bubble_table build_candidate_frame build_collectives_table "
+        "build_candidate_frame build_collectives_table "
         "build_replica_table build_slo_table compare_pools describe_kv_transfer "
         "describe_layout_rules describe_pools estimate_max_rps explain_unified_deployment "
         "find_best_pools group_by_replica_shape list_layout_candidates "
@@ -22,17 +22,15 @@ _BY_MODULE: Mapping[str, str] = {
         "derive_kv_equation describe_memory_limit describe_memory_status describe_recommended_limits "
         "estimate_memory_gains sweep_max_model_len sweep_memory_utilization"
     ),
-    "analysis.sensitivity": (
-        "build_decision_table compute_knob_effects fix_lengths sweep_knob_pair sweep_knobs"
-    ),
+    "analysis.sensitivity": ("compute_knob_effects sweep_knobs"),
     "analysis.speculation_tables": (
         "build_draft_table build_load_table compare_draft describe_break_even describe_drafts "
         "describe_paying_loads list_step_parts "
         "propose_drafts sweep_break_even sweep_speedup"
     ),
-    "analysis.sweep": "list_mean_latencies space_logarithmically sweep_tails",
+    "analysis.sweep": "space_logarithmically sweep_tails",
     "analysis.tail_latency": (
-        "build_latency_table build_tail_curves list_tail_limits select_stable_rows sweep_kv_pool"
+        "build_latency_table build_tail_curves list_tail_limits select_stable_rows "
     ),
     "answers.build": "build_answer",
     "answers.growth_wording": "describe_day describe_headroom explain_replica_loss",
@@ -48,20 +46,21 @@ _BY_MODULE: Mapping[str, str] = {
     "planning.scenario": "list_scenarios",
     "planning.simulation_runs": "run_simulation",
     "ui.chapter_views": (
-        "describe_draft_decision list_framework_questions list_files try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
+        "describe_draft_decision list_files list_framework_questions "
+        "try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
         "try_long_prompt try_memory try_pressure try_tenants"
     ),
     "ui.charts.base": "plot_lines plot_memory_budget",
     "ui.charts.comparison": (
-        "plot_adapter_endpoints plot_cost_comparison plot_knob_effects plot_knob_pairs "
+        "plot_adapter_endpoints plot_cost_comparison plot_knob_effects "
         "plot_slo_comparison plot_speedup_map plot_step_parts"
     ),
-    "ui.charts.latency": "plot_load_ramp plot_panels plot_request_timeline plot_tails",
+    "ui.charts.latency": "plot_load_ramp plot_panels plot_tails",
     "ui.charts.layout": (
         "plot_candidate_memory plot_communication plot_legal_layouts plot_memory_sweep "
-        "plot_pareto_front plot_pool_sizes plot_sequence_counts"
+        "plot_pareto_front plot_pool_sizes "
     ),
-    "ui.charts.summary": "plot_day plot_prices plot_slos",
+    "ui.charts.summary": "plot_day plot_slos",
     "ui.decision_memo": "build_memo",
     "ui.notebook_session": (
         "add_changes allow_pools open_answer open_plan open_plans open_study search_cached"

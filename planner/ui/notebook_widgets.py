@@ -75,8 +75,8 @@ class FigureOutput(HtmlOutput):
         inline = {
             "image/svg+xml": {"unconfined": True}
         }  # with its tooltips, in the theme's colours
-        display({**data, "text/plain": repr(self)}, metadata=inline, raw=True)
-        display(HtmlOutput(self.caption))
+        display({**data, "text/plain": repr(self)}, metadata=inline, raw=True)  # type: ignore[no-untyped-call]
+        display(HtmlOutput(self.caption))  # type: ignore[no-untyped-call]
 
 
 def show_figure(chart: alt.TopLevelMixin | dict[str, Any] | None, caption: str) -> HtmlOutput:

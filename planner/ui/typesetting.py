@@ -1,10 +1,11 @@
 """Typeset executed notebooks: their outputs become Typst, charts PDFs, and the pages one PDF."""
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 TYPST_TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 MEMO_TEMPLATE = TYPST_TEMPLATE.with_name("memo.typ")
@@ -38,24 +39,8 @@ def typeset_pages(work: Path) -> Path:
     for template in (TYPST_TEMPLATE, MEMO_TEMPLATE):
         shutil.copy(template, work)
     page, pdf = str(work / TYPST_TEMPLATE.name), work / "report.pdf"
-    _float_figures(page, work)
     typst.compile(page, output=str(pdf), ignore_system_fonts=True)
     return pdf
-
-
-def _float_figures(page: str, work: Path) -> None:
-    """Let figures float that start a page because the one before had no room for them.
-
-    One of a chapter at a time, as each of them moves those that follow.
-    """
-    import typst
-
-    floating, remaining = list[str](), [""]
-    while remaining:
-        (work / "floating.json").write_text(json.dumps(floating))
-        found = typst.query(page, "<on-top>", field="value", one=True, ignore_system_fonts=True)
-        remaining = [name for name in json.loads(found) if name not in floating]
-        floating += {name.rpartition("-")[0]: name for name in reversed(remaining)}.values()
 
 
 def convert_svg_to_pdf(svg: str) -> bytes:
@@ -90,28 +75,43 @@ def _export_html(notebook: Path, left_out: Sequence[str]) -> str:
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
-    tags = {"enabled": True, "remove_cell_tags": list(left_out)}
-    config = Config(
-        {
-            "NbConvertBase": {"display_data_priority": OUTPUT_MIME_TYPES},
-            "TagRemovePreprocessor": tags,
-        }
-    )
+    config = Config({"NbConvertBase": {"display_data_priority": OUTPUT_MIME_TYPES}})
     hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
     exporter = HTMLExporter(template_name="basic", config=config, **hidden)
-    read = nbformat.read(notebook, nbformat.NO_CONVERT)
+    read = nbformat.reads(notebook.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-untyped-call]
+    read.cells = [c for c in read.cells if not {*c.metadata.get("tags", [])} & {*left_out}]
+    _leave_out_prose(read.cells)
     for cell in read.cells:
-        outputs = cell.get("outputs", [])
-        for drawn, caption in zip(outputs, outputs[1:], strict=False):
+        for drawn, caption in pairwise(cell.get("outputs", [])):
             if svg := drawn.get("data", {}).get("image/svg+xml"):
-                html = f"<figure>{svg}{caption.data.pop('text/html')}</figure>"
-                drawn.data, caption.data = {"text/html": html}, {"text/plain": ""}
+                html = f"<figure>{svg}{caption.data['text/html']}</figure>"
+                drawn.data, caption.data = {"text/html": html}, {}
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if each.get("data", True)]
     html, _ = exporter.from_notebook_node(read)
     # images are from a user's text: charts come as SVG
     html = re.sub(r"<img\b[^>]*>", _get_alternative_text, html)
     return re.sub(
         r"<(?:figure|table)\b", lambda tag: f'{tag[0]} id="{notebook.stem}-{tag.start()}"', html
     )
+
+
+def _leave_out_prose(cells: Sequence[Any]) -> None:
+    """Leave the titles and questions of chapters, and the headings that something shown follows.
+
+    What is explained in general is in the notebooks.
+    """
+    is_followed = False
+    for cell in reversed(cells):
+        if cell.cell_type == "code":
+            is_followed |= bool(cell.outputs)
+            continue
+        kept = list[str]()
+        for line in reversed(cell.source.splitlines()):
+            if line.startswith(("# ", "**Question")) or (line.startswith("## ") and is_followed):
+                kept.append(line)
+                is_followed &= not line.startswith("## ")
+        cell.source = "\n\n".join(reversed(kept))
 
 
 def _get_alternative_text(image: re.Match[str]) -> str:

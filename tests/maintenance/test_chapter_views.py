@@ -176,7 +176,7 @@ def test_a_layout_with_more_replicas_is_the_plan_in_all_else(studied):
 def test_the_notebooks_of_the_walk_import_only_the_package():
     rewritten = [path for path in list_chapter_notebooks() if path.stem != "0-summary"]
     explored = set()
-    for path in (*rewritten, NOTEBOOK_DIR / "pools.ipynb", NOTEBOOK_DIR / "decisions.ipynb"):
+    for path in (*rewritten, NOTEBOOK_DIR / "pools.ipynb"):
         cells = nbformat.read(path, as_version=4).cells
         code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
         assert re.findall(r"^(?:import|from) .*", code, re.MULTILINE) == ["import planner"]

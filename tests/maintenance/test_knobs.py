@@ -1,9 +1,8 @@
 """What engine arguments, attention data parallelism and other engines are worth: acceptance figures of the search."""
 
 import pytest
-from shipped import plan_of, sampled
+from shipped import sampled
 
-from planner.analysis.sensitivity import sweep_knob_pair
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate
@@ -120,16 +119,3 @@ def test_another_engine_never_costs_more() -> None:
     assert one.chosen is not None and both.chosen is not None
     assert both.chosen.cost_key <= one.chosen.cost_key
     assert {c.deployment.engine.name for c in both.candidates} == {"vllm", "sglang"}
-
-
-def test_slots_and_tokens_of_a_step_do_not_make_up_for_each_other() -> None:
-    """With no more slots than decode on average a queue never empties, however large the steps."""
-    plan = plan_of("chat-70b")
-    assert plan.best
-    found = sweep_knob_pair(plan.scenario, plan.best)
-    by_slots = found.pivot(
-        index="max_num_batched_tokens", columns="max_num_seqs", values="probability"
-    )
-    fewest, *_, most = by_slots.columns
-    assert by_slots[fewest].max() < 0.2 < 0.5 < by_slots[most].min()
-    assert (by_slots.diff(axis=1).iloc[:, 1:] > -0.02).all(axis=None)

@@ -6,7 +6,6 @@ import altair as alt
 import pandas as pd
 
 from planner.answers.answer import CostCurve
-from planner.core.number_format import format_probability
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
@@ -94,26 +93,6 @@ def plot_knob_effects(data: pd.DataFrame) -> alt.TopLevelMixin:
         ),
     )
     return tiles + base.mark_text(fontSize=10, color="currentColor").encode(text="told:N")
-
-
-def plot_knob_pairs(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
-    """Plot how likely every target is met by two engine arguments, a panel per case: `analysis.sensitivity`."""
-    panels = []
-    for title, data in cases.items():
-        first, second = data.columns[:2]
-        frame = data.assign(told=data["probability"].map(format_probability))
-        base = alt.Chart(frame, title=title, width=alt.Step(50), height=alt.Step(30)).encode(
-            x=alt.X(f"{first}:O", axis=alt.Axis(labelAngle=0)),
-            y=alt.Y(f"{second}:O", sort="descending", axis=alt.Axis(format=",")),
-        )
-        shade = alt.Opacity(
-            "probability:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 0.75]), legend=None
-        )
-        tiles = base.mark_rect().encode(color=alt.value(CATEGORY_COLORS[0]), opacity=shade)
-        panels.append(
-            tiles + base.mark_text(fontSize=10, color="currentColor").encode(text="told:N")
-        )
-    return alt.hconcat(*panels)
 
 
 def plot_adapter_endpoints(data: pd.DataFrame) -> alt.TopLevelMixin:

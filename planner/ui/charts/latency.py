@@ -27,32 +27,6 @@ MAX_PANEL_LIMIT_MULTIPLE = 3
 """Larger values, as multiples of the limit, are left out: they would flatten the rest."""
 
 
-def plot_request_timeline(
-    first: float, gap: float, last: float, tokens: float
-) -> alt.TopLevelMixin:
-    """Plot a request over time (ms): its TTFT, the first ten of its `tokens`, and its end."""
-    arrivals = [first + gap * n for n in range(max(min(10, round(tokens)), 2))]
-    scale = alt.Scale(domain=[0, arrivals[-1] + gap], nice=False)
-    x = alt.X("ms:Q", title="ms after the request was sent", scale=scale)
-
-    def at(y: float, ms: list[float], text: str = "", **more: list[float]) -> alt.Chart:
-        return alt.Chart(pd.DataFrame({"ms": ms, **more}), height=84).encode(
-            x=x, y=alt.value(y), text=alt.value(text)
-        )
-
-    end = f"... {tokens:,.0f} tokens: E2E {last / 1e3:,.2f} s"
-    return alt.layer(
-        at(42, [0], end=[first]).mark_bar(height=22, color=CATEGORY_COLORS[1]).encode(x2="end"),
-        at(42, arrivals).mark_tick(thickness=2, size=22, color=CATEGORY_COLORS[0]),
-        at(20, [0], f"TTFT {first:,.0f} ms").mark_text(align="left", dx=2, color="currentColor"),
-        at(66, [arrivals[0]], end=[arrivals[1]])
-        .mark_rule(strokeWidth=2, color=CATEGORY_COLORS[0])
-        .encode(x2="end"),
-        at(78, [arrivals[0]], f"ITL {gap:,.1f} ms").mark_text(align="left", color="currentColor"),
-        at(20, [arrivals[-1] + gap], end).mark_text(align="right", dx=-4, color="currentColor"),
-    )
-
-
 def plot_panels(
     data: pd.DataFrame, x: str, limits: Mapping[str, float | None],
     marks: Mapping[str, float] | None = None,

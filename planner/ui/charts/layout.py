@@ -153,18 +153,6 @@ def _build_zero_scale(values: pd.Series) -> alt.Scale:
     return alt.Scale(domain=[0, float(values.max()) or 1.0])
 
 
-def plot_sequence_counts(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Plot the number of sequences that fit, by their length."""
-    scale = _build_zero_scale(data["sequences"] * 1.1)
-    x = alt.X("sequences", title="sequences that fit at once in one engine", scale=scale)
-    base = alt.Chart(data, height=alt.Step(30)).encode(
-        x=x, y=alt.Y("length", title=None, sort=None)
-    )
-    return base.mark_bar() + base.mark_text(align="left", dx=4).encode(
-        text=alt.Text("sequences", format=",d")
-    )
-
-
 def plot_pool_sizes(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Plot limit utilization by the numbers of workers of both pools; the chosen one is framed."""
     base = alt.Chart(data.drop(columns="what is missing")).encode(

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from planner.answers import Answer, Offer
+from planner.answers import Offer
 from planner.core.intervals import Interval
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.ui.charts.base import (
@@ -112,24 +112,6 @@ def plot_load_curve(
             color=blue,
         ),
     ).properties(width=width, height=height)  # fmt: skip
-
-
-def plot_prices(answer: Answer) -> alt.TopLevelMixin:
-    """Plot the cost (GPUs, if prices are unknown) of the twelve best deployments, by feasibility."""
-    priced = all(offer.usd_per_hour for offer in answer.candidates)
-    rows = [
-        (offer.description, usd.mid if priced and usd else offer.num_gpus, offer.status)
-        for offer in answer.candidates
-        for usd in (offer.usd_per_hour,)
-    ]
-    data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
-    base = alt.Chart(data, height=alt.Step(18), width=CHART_WIDTH_PX - 260).encode(
-        x=alt.X("cost", title="USD per hour" if priced else "GPUs"),
-        y=alt.Y("deployment", title=None, sort=None, axis=alt.Axis(labelLimit=400)),
-        text=alt.Text("cost", format=",.2f" if priced else "d"),
-    )
-    label = base.mark_text(align="left", dx=4, color="currentColor")
-    return base.mark_bar().encode(color=encode_color("state", SLO_STATUS_COLORS)) + label
 
 
 ARRIVALS_LABEL, CAPACITY_LABEL, FIXED_FLEET_LABEL = (
