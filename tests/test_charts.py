@@ -22,7 +22,6 @@ from planner.planning.search import Plan
 from planner.ui.chapter_views import list_framework_questions
 from planner.ui.charts import base as charts
 from planner.ui.charts import latency as charts_latency
-from planner.ui.charts import layout as charts_layout
 from planner.ui.charts import summary as charts_summary
 
 
@@ -81,15 +80,14 @@ def test_the_first_yes_of_the_framework_questions_is_what_is_chosen(gpus: list[s
 
 def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
     memory = plan.chosen.prediction.memory
-    for chart in (
-        charts.plot_memory_budget({"the plan": memory}),
-        charts_layout.plot_candidate_memory({"the plan": plan.chosen}),
-    ):
+    for chart in (charts.plot_memory_budget({"the plan": memory}),):
         (rows,) = chart.to_dict()["datasets"].values()
-        assert sum(row["gib"] for row in rows) == pytest.approx(memory.total_bytes / GIB)
-        assert {row["part"]: row["gib"] for row in rows}["weights"] == pytest.approx(
-            memory.weights.mid / GIB, rel=1e-6
+        assert sum(row["GiB on one GPU (the fullest rank)"] for row in rows) == pytest.approx(
+            memory.total_bytes / GIB
         )
+        assert {row["part"]: row["GiB on one GPU (the fullest rank)"] for row in rows}[
+            "weights"
+        ] == pytest.approx(memory.weights.mid / GIB, rel=1e-6)
 
 
 def test_a_line_has_its_interval_and_its_limit() -> None:
@@ -101,18 +99,6 @@ def test_a_line_has_its_interval_and_its_limit() -> None:
         (2, 3, 5),
     ]
     assert 4.5 in drawn_rows(chart, "limit")
-
-
-def test_a_sweep_marks_what_does_not_fit() -> None:
-    data = pd.DataFrame(
-        {
-            "share": [0.5, 0.9],
-            "KV (GiB)": [Interval(0, 0, 0), Interval(1, 2, 3)],
-            "status": ["does_not_fit", "ok"],
-        }
-    )
-    rows = drawn_rows(charts_layout.plot_memory_sweep(data, chosen=0.9), "status")
-    assert rows["does not fit"]["mid"] == 0 and rows["ok"]["share"] == 0.9
 
 
 def test_a_crowd_is_drawn_with_all_its_samples() -> None:

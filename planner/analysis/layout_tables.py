@@ -546,8 +546,10 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
         pools, load = (prefill.with_replicas(n), decode.with_replicas(m)), plan.scenario.workload
         if (candidate := evaluate_pools(plan.scenario, *pools, load)) is None:
             raise PlannerError("no such pools can be rented")
+        gpus = candidate.prediction.num_gpus_billed
         return {
-            "GPUs": candidate.prediction.num_gpus_billed,
+            "told": f"{candidate.limit_utilization:.0%}, {gpus} GPUs",
+            "GPUs": gpus,
             "share of the tightest limit": candidate.limit_utilization,
             "targets": get_slo_label(candidate),
             "what is missing": "; ".join(candidate.violations or candidate.risks) or "nothing",

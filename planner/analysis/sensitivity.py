@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from planner.analysis.sweep import judge_benefit
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.memory.deployment_changes import DeploymentChange
@@ -114,7 +115,7 @@ def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
     """Return the change of each measure by each knob, and how good it is.
 
     Columns: knob, measure, change (a fraction), benefit (the same, positive if it helps), told (as
-    text). Latencies of an overloaded deployment grow without bound and have no figure.
+    text), effect. Latencies of an overloaded deployment grow without bound and have no figure.
     """
     rows: list[tuple[str, str, float, float, str]] = []
     base = data.iloc[0]
@@ -131,4 +132,5 @@ def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
                 change = float(row[column] / base[column] - 1)
                 text = f"{change:+.0%}" if abs(change) >= 0.005 else "0"
                 rows.append((label, measure, change, MEASURE_DIRECTIONS[measure] * change, text))
-    return pd.DataFrame(rows, columns=["knob", "measure", "change", "benefit", "told"])
+    told = pd.DataFrame(rows, columns=["knob", "measure", "change", "benefit", "told"])
+    return told.assign(effect=[judge_benefit(benefit) for benefit in told["benefit"]])

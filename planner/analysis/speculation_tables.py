@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from planner.analysis.load_curves import get_load, set_load
-from planner.analysis.sweep import Row, sweep
+from planner.analysis.sweep import Row, judge_benefit, sweep
 from planner.core.number_format import format_number
 from planner.core.text import format_count
 from planner.core.units import GIB
@@ -74,18 +74,6 @@ def draft_tokens(deployment: Deployment, k: int) -> Deployment:
     return replace(deployment, speculation=drafted)
 
 
-def sweep_break_even(
-    deployment: Deployment, batches: Sequence[float], ks: Sequence[int], context: float
-) -> pd.DataFrame:
-    """Return the break-even acceptance rate for each k and batch that has one."""
-
-    def _read(k: int, batch: float) -> Row:
-        rate = find_break_even_acceptance(draft_tokens(deployment, k), batch, context)
-        return {"acceptance_rate": rate}
-
-    return sweep({"k": ks, "batch": batches}, _read).dropna()
-
-
 def sweep_speedup(
     deployment: Deployment,
     batches: Sequence[float],
@@ -93,7 +81,8 @@ def sweep_speedup(
     ks: Sequence[int],
     context: float,
 ) -> pd.DataFrame:
-    """Return the speed-up for every combination: columns k, batch, acceptance_rate, speedup."""
+    """Return the speed-up for every combination: columns k, batch, acceptance_rate, speedup,
+    and the same as effect and as text."""
     speedups = {
         (k, batch): evaluate_speculation(draft_tokens(deployment, k), batch, context)
         for k in ks
@@ -102,7 +91,8 @@ def sweep_speedup(
 
     def _read(k: int, batch: float, rate: float) -> Row:
         tokens = compute_expected_tokens(rate, k)
-        return {"speedup": replace(speedups[k, batch], tokens_per_step=tokens).speedup.mid}
+        speedup = replace(speedups[k, batch], tokens_per_step=tokens).speedup.mid
+        return {"speedup": speedup, "effect": judge_benefit(speedup - 1), "told": f"{speedup:.2g}"}
 
     return sweep({"k": ks, "batch": batches, "acceptance_rate": rates}, _read)
 

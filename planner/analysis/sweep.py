@@ -129,3 +129,8 @@ def read_memory(deployment: Deployment) -> Row:
 def cap_at_zero(size: Interval) -> Interval:
     """Return a size in GiB, at least 0."""
     return size.map_monotone(lambda value: max(value, 0.0) / GIB)
+
+
+def judge_benefit(benefit: float) -> str:
+    """Return whether a change of a fraction "helps", "hurts" or leaves it the "same"."""
+    return "same" if abs(benefit) < 0.005 else "helps" if benefit > 0 else "hurts"

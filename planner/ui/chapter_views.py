@@ -43,9 +43,8 @@ from planner.planning.framework_choice import (
 )
 from planner.planning.prediction import Prediction
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
-from planner.ui.charts.base import plot_memory_budget
-from planner.ui.charts.comparison import plot_step_parts
-from planner.ui.charts.latency import plot_pace_throughput, plot_timelines, plot_token_gaps
+from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, plot_bars, plot_memory_budget
+from planner.ui.charts.latency import plot_panels, plot_timelines, plot_token_gaps
 from planner.ui.notebook_widgets import (
     HtmlOutput,
     InteractiveView,
@@ -266,10 +265,14 @@ def try_concurrency(
     def _draw(requests_in_flight: int) -> Outputs:
         here = sweep_concurrency(replica, traffic, [requests_in_flight])
         made, pace = here["Output tokens/s"].iloc[0], here[tpot].iloc[0]
-        drawn = plot_pace_throughput(load, here, tpot, limit)
+        panels = {tpot: limit, "Output tokens/s": None}
+        drawn = plot_panels(load, "Requests in flight", panels, {"here": requests_in_flight})
         text = f"{made:,.0f} output tokens/s, {tpot[:-5]} {pace:,.1f} ms."
         return (
-            show_figure(drawn, "Pace against throughput, estimated. Dashed: target."),
+            show_figure(
+                drawn,
+                "One replica with so many requests always in flight, estimated. Dashed: target.",
+            ),
             show_note(f"{requests_in_flight:,} in flight: {text}"),
         )
 
@@ -391,7 +394,8 @@ def try_drafts(study: Study, drafted: Deployment) -> InteractiveView:
 
     def _draw(subject: tuple[Deployment, int]) -> Outputs:
         speedup = compare_draft(*subject, study.context)
-        drawn = plot_step_parts(list_step_parts(speedup))
+        colors = {"target": CATEGORY_COLORS[0], "draft": MUTED_COLOR}
+        drawn = plot_bars(list_step_parts(speedup), "ms per token", "way", "part", colors)
         return (
             show_note(f"Speculation {speedup}."),
             show_figure(drawn, "Milliseconds per token and sequence."),

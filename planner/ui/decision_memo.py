@@ -27,8 +27,8 @@ from planner.core.templates import render_template
 from planner.core.text import capitalize, escape_to_one_line
 from planner.hardware.prices import HOURS_PER_MONTH, GpuPrice
 from planner.planning.slo import SloTarget, explain_implausible_limits, list_benchmark_targets
-from planner.ui.charts.base import MUTED_COLOR, render_svg
-from planner.ui.charts.summary import SLO_STATUS_COLORS, plot_load_curve
+from planner.ui.charts.base import MUTED_COLOR, SLO_STATUS_COLORS, render_svg
+from planner.ui.charts.summary import plot_load_curve
 from planner.ui.notebook_widgets import escape_html
 from planner.ui.plan_text import render_rows, tell_measure_first
 

@@ -26,7 +26,7 @@ _BY_MODULE: Mapping[str, str] = {
     "analysis.speculation_tables": (
         "build_draft_table build_load_table compare_draft describe_break_even describe_drafts "
         "describe_paying_loads list_step_parts "
-        "propose_drafts sweep_break_even sweep_speedup"
+        "propose_drafts sweep_speedup"
     ),
     "analysis.sweep": "space_logarithmically sweep_tails",
     "analysis.tail_latency": (
@@ -50,16 +50,10 @@ _BY_MODULE: Mapping[str, str] = {
         "try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
         "try_long_prompt try_memory try_pressure try_tenants"
     ),
-    "ui.charts.base": "plot_lines plot_memory_budget",
-    "ui.charts.comparison": (
-        "plot_adapter_endpoints plot_cost_comparison plot_knob_effects "
-        "plot_slo_comparison plot_speedup_map plot_step_parts"
-    ),
-    "ui.charts.latency": "plot_load_ramp plot_panels plot_tails",
-    "ui.charts.layout": (
-        "plot_candidate_memory plot_communication plot_legal_layouts plot_memory_sweep "
-        "plot_pareto_front plot_pool_sizes "
-    ),
+    "ui.charts.base": "plot_bars plot_lines plot_memory_budget plot_tiles",
+    "ui.charts.comparison": "plot_cost_comparison plot_slo_comparison",
+    "ui.charts.latency": "plot_panels plot_tails",
+    "ui.charts.layout": "plot_pareto_front",
     "ui.charts.summary": "plot_day plot_slos",
     "ui.decision_memo": "build_memo",
     "ui.notebook_session": (

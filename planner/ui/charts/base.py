@@ -23,6 +23,11 @@ VEGA_THEME = read_yaml(Path(__file__).parents[1] / "templates" / "theme.yaml")
 CHART_WIDTH_PX: int = VEGA_THEME["view"]["continuousWidth"]
 CATEGORY_COLORS: list[str] = VEGA_THEME["range"]["category"]
 OK_COLOR, VIOLATED_COLOR, MUTED_COLOR = "#2e9e78", "#c9524a", "#8a8f98"
+SLO_STATUS_COLORS = {"met": OK_COLOR, "at risk": CATEGORY_COLORS[1], "missed": VIOLATED_COLOR}
+KIND_COLORS = {
+    **SLO_STATUS_COLORS, "does not fit": MUTED_COLOR,
+    "helps": CATEGORY_COLORS[0], "hurts": CATEGORY_COLORS[1], "same": MUTED_COLOR + "33",
+}  # fmt: skip
 MEMORY_PART_COLORS = {
     "weights": "#3b7dd8", "LoRA adapters": "#7fb1ea", "activations": "#e0802f", "runtime": "#8a6fc4",
     "KV cache": OK_COLOR, "other tenants": VIOLATED_COLOR, "free": "#8a8f9866",
@@ -94,28 +99,69 @@ def _widen_left_margin(svg: str) -> str:
     return re.sub(size, widen, svg, count=1)
 
 
-def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
+def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.TopLevelMixin:
     """Plot the memory budget of one GPU: a stacked bar in GiB for each labelled plan."""
-    order, sizes = list(MEMORY_PART_COLORS), Counter[tuple[str, str]]()
+    axis, sizes = "GiB on one GPU (the fullest rank)", Counter[tuple[str, str]]()
     for label, plan in plans.items():
         for term, size in plan.bytes_by_part.items():
             sizes[label, MEMORY_PART_NAMES.get(term, term)] += max(size, 0)
-    rows = [
-        (label, order.index(part), part, size / GIB)
-        for (label, part), size in sizes.items()
-        if size
-    ]
-    data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
-    return (
-        alt.Chart(data, height=alt.Step(26))
+    rows = [(*key, size / GIB) for key, size in sizes.items() if size]
+    data = pd.DataFrame(rows, columns=["plan", "part", axis])
+    return plot_bars(data, axis, "plan", "part", MEMORY_PART_COLORS)
+
+
+def plot_bars(
+    data: pd.DataFrame, x: str, y: str, part: str, colors: Mapping[str, str] | Sequence[str],
+    panel: str | None = None, beside: bool = False,
+) -> alt.TopLevelMixin:  # fmt: skip
+    """Plot bars of `x` for each `y`, the parts stacked or `beside` each other, a panel per `panel`."""
+    panels = data[panel].nunique() if panel else 1
+    rank = {name: at for at, name in enumerate(colors)}
+    place = {"yOffset": alt.YOffset(f"{part}:N", sort=list(colors))} if beside else {}
+    bars = (
+        alt.Chart(data.assign(rank=data[part].map(rank)))
         .mark_bar()
         .encode(
-            x=alt.X("gib:Q", title="GiB on one GPU (the fullest rank)"),
-            y=alt.Y("plan:N", title=None, sort=list(plans)),
-            color=encode_color("part:N", MEMORY_PART_COLORS, data["part"]),
-            order=alt.Order("order:Q"),
+            x=alt.X(f"{_escape_field(x)}:Q", title=x, axis=alt.Axis(tickCount=5)),
+            y=alt.Y(f"{y}:N", title=None, sort=list(dict.fromkeys(data[y]))),
+            color=encode_color(f"{part}:N", colors, data[part]),
+            order=alt.Order("rank:Q"),
+            **place,
         )
+        .properties(width=(CHART_WIDTH_PX - 90) // panels, height=alt.Step(12 if beside else 18))
     )
+    if panel is None:
+        return bars
+    drawn = arrange_panels(bars, panel, list(dict.fromkeys(data[panel])), panels)
+    return drawn.resolve_scale(x="independent")
+
+
+def plot_tiles(
+    data: pd.DataFrame, x: str, y: str, kind: str, text: str, *, panel: str | None = None,
+    framed: str | None = None,
+) -> alt.TopLevelMixin:  # fmt: skip
+    """Plot a tile for each `x` and `y`, coloured by `kind` and with `text`; `framed` marks some."""
+    panels = list(dict.fromkeys(data[panel])) if panel else []
+    abreast = min(max(len(panels), 1), 3)
+    used = [name for name in (x, y, kind, text, panel, framed) if name]
+    base = alt.Chart(data[used]).encode(
+        x=alt.X(f"{x}:N", sort=list(dict.fromkeys(data[x])), axis=alt.Axis(labelAngle=0)),
+        y=alt.Y(
+            f"{y}:N", title=y, sort=list(dict.fromkeys(data[y])), axis=alt.Axis(labelLimit=260)
+        ),
+    )
+    layers = [
+        base.mark_rect(opacity=0.55, stroke="white").encode(
+            color=encode_color(f"{kind}:N", KIND_COLORS, data[kind])
+        ),
+        base.mark_text(fontSize=10, color="currentColor").encode(text=f"{text}:N"),
+    ]
+    if framed:
+        ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2)
+        layers.append(ring.transform_filter(f"datum['{framed}']"))
+    wide = min((CHART_WIDTH_PX - 120) // abreast - 20, 64 * max(data[x].nunique(), 4))
+    drawn = alt.layer(*layers).properties(width=wide, height=alt.Step(20))
+    return arrange_panels(drawn, panel, panels, abreast) if panel else drawn
 
 
 def encode_color(

@@ -16,7 +16,6 @@ from planner.ui.charts.base import (
     arrange_panels,
     encode_color,
     plot_band,
-    plot_limit_line,
     plot_lines,
     split_intervals,
 )
@@ -28,11 +27,12 @@ MAX_PANEL_LIMIT_MULTIPLE = 3
 
 
 def plot_panels(
-    data: pd.DataFrame, x: str, limits: Mapping[str, float | None],
+    rows: pd.DataFrame | Sequence[Mapping[str, Any]], x: str, limits: Mapping[str, float | None],
     marks: Mapping[str, float] | None = None,
     log: bool = True, columns: int = 2,
 ) -> alt.TopLevelMixin:  # fmt: skip
     """Plot a panel for each column in `limits`, dashed; `marks` names values of `x`."""
+    data = pd.DataFrame(rows)
     places = pd.DataFrame({"at": list((marks or {}).values()), "name": list(marks or {})})
     middle = (data[x].min() * data[x].max()) ** 0.5 if log else data[x].max() / 2
     places["side"] = ["right" if at > middle else "left" for at in places["at"]]
@@ -84,32 +84,6 @@ def plot_panels(
 def compute_panel_width(columns: int) -> int:
     """Return the width of each of `columns` panels in a row."""
     return (CHART_WIDTH_PX - PANEL_GAP_PX * (columns - 1)) // columns
-
-
-def plot_pace_throughput(
-    load: pd.DataFrame, here: pd.DataFrame, tpot: str, limit: float | None
-) -> alt.TopLevelMixin:
-    """Plot TPOT over the throughput of a replica as its load grows; `here` marks the plan."""
-
-    def points(data: pd.DataFrame) -> alt.Chart:
-        flat = pd.DataFrame(
-            {
-                "made": [value.mid for value in data["Output tokens/s"]],
-                **split_intervals(data[tpot]),
-            }
-        )
-        x = alt.X("made:Q", title="Output tokens/s of one replica")
-        return alt.Chart(flat.assign(n=list(data["Requests in flight"]))).encode(x=x)
-
-    height, spot = alt.Y("mid:Q", title=tpot), points(here)
-    layers = [
-        points(load).mark_line().encode(y=height, order=alt.Order("n:Q")),
-        spot.mark_rule(color=CATEGORY_COLORS[1], strokeWidth=2).encode(
-            y=alt.Y("lo:Q"), y2=alt.Y2("hi")
-        ),
-        spot.mark_point(color=CATEGORY_COLORS[1], size=110).encode(y=alt.Y("mid:Q")),
-    ]
-    return alt.layer(*layers, *plot_limit_line(limit))
 
 
 def plot_token_gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
@@ -188,61 +162,6 @@ def plot_tails(
             ]
         panels.append(alt.layer(*layers).properties(width=compute_panel_width(2), height=150))
     return alt.hconcat(*panels)
-
-
-def plot_load_ramp(
-    rows: Sequence[Mapping[str, Any]],
-    x: str,
-    limits: Mapping[str, float | None],
-    ceiling: Interval,
-    here: float | None,
-) -> alt.TopLevelMixin:
-    """Plot each column in `limits` over the load `x`, both logarithmic, limits dashed.
-
-    Every panel shows the capacity, `ceiling`, with its interval, and `here`, the load of the plan.
-    """
-    data = pd.DataFrame(rows)
-    scale = alt.Scale(
-        type="log", base=2, nice=False, domain=[float(data[x].min()), float(data[x].max())]
-    )
-    across = alt.X("load:Q", title=x, scale=scale, axis=alt.Axis(values=list(data[x]), format="~g"))
-    marks = (
-        {f"ceiling {float(f'{ceiling.mid:.3g}'):,g}": (ceiling.mid, VIOLATED_COLOR)}
-        if ceiling.mid
-        else {}
-    )
-    marks |= {"this traffic": (here, MUTED_COLOR)} if here else {}
-    panels = []
-    for number, (y, limit) in enumerate(limits.items()):
-        base = alt.Chart(pd.DataFrame({"load": data[x], **split_intervals(data[y])})).encode(
-            x=across
-        )
-        height = alt.Y(
-            "mid:Q", title=y, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(tickCount=4)
-        )
-        layers: list[alt.Chart] = []
-        if ceiling.mid:
-            sides = pd.DataFrame(
-                [{"load": max(ceiling.lo, data[x].min()), "end": min(ceiling.hi, data[x].max())}]
-            )
-            layers.append(
-                alt.Chart(sides)
-                .mark_rect(opacity=0.12, color=VIOLATED_COLOR)
-                .encode(x=across, x2="end")
-            )
-        layers += [
-            *plot_band(base, height),
-            base.mark_point(size=35).encode(y=alt.Y("mid:Q")),
-            *plot_limit_line(limit),
-        ]
-        for row, (name, (load, color)) in enumerate(marks.items()):
-            spot = alt.Chart(pd.DataFrame([{"load": load, "name": name}])).encode(x=across)
-            layers.append(spot.mark_rule(color=color, strokeDash=[2, 3]))
-            if not number:
-                text = spot.mark_text(y=-6 - 13 * row, align="right", dx=-4, color="currentColor")
-                layers.append(text.encode(text="name:N"))
-        panels.append(alt.layer(*layers).properties(width=compute_panel_width(2), height=95))
-    return alt.concat(*panels, columns=2)
 
 
 def plot_timelines(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:

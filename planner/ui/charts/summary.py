@@ -13,7 +13,7 @@ from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
     MUTED_COLOR,
-    OK_COLOR,
+    SLO_STATUS_COLORS,
     VIOLATED_COLOR,
     cap_utilization,
     encode_color,
@@ -21,7 +21,6 @@ from planner.ui.charts.base import (
     plot_overflow_arrows,
 )
 
-SLO_STATUS_COLORS = {"met": OK_COLOR, "at risk": CATEGORY_COLORS[1], "missed": VIOLATED_COLOR}
 LOAD_CURVE_SIZE_PX = 300, 150
 """Width and height of the chart of one target, half a page wide."""
 MAX_CURVE_SHARE = 1.7
