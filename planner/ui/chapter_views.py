@@ -29,7 +29,7 @@ from planner.analysis.speculation_tables import (
     list_step_parts,
 )
 from planner.core.units import GIB
-from planner.deploy.launch_spec import build_launch
+from planner.deploy.launch_spec import LaunchSpec
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import list_gpus
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
@@ -41,7 +41,6 @@ from planner.planning.framework_choice import (
     choose_framework,
     load_frameworks,
 )
-from planner.planning.prediction import Prediction
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, plot_bars, plot_memory_budget
 from planner.ui.charts.latency import plot_panels, plot_timelines, plot_token_gaps
@@ -357,12 +356,13 @@ def try_long_prompt(study: Study) -> InteractiveView:
     )  # fmt: skip
 
 
-def describe_draft_decision(study: Study, drafted: Prediction) -> str:
+def describe_draft_decision(study: Study, launch: LaunchSpec) -> str:
     """Describe whether the plan drafts, why not, and the arguments with which it would."""
     if study.plan.best is None:
         return "There is no plan that drafts could help."
-    flags = build_launch(drafted).flags
-    argument = " ".join(f"{flag.name} {flag.value}" for flag in flags if "specul" in flag.name)
+    argument = " ".join(
+        f"{flag.name} {flag.value}" for flag in launch.flags if "specul" in flag.name
+    )
     if study.deployment.speculation:
         return f"The plan drafts: {argument}"
     entry = study.scenario.speculation

@@ -15,7 +15,7 @@ from typing import Any
 import altair as alt
 import ipywidgets
 import pandas as pd
-from IPython.display import Markdown, display
+from IPython.display import Image, Markdown, display
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -63,25 +63,27 @@ class EmptyOutput(HtmlOutput):
 NOTHING = EmptyOutput("")
 
 
-class FigureOutput(HtmlOutput):
-    """A chart and its caption; as a picture where a notebook isn't trusted, which shows no SVG."""
-
-    def __init__(self, svg: str, caption: str) -> None:
-        self.svg, self.caption = svg, f"<figcaption>{escape_html(caption)}</figcaption>"
-        super().__init__(f'<figure style="margin: 0.5em 0">{svg}{self.caption}</figure>')
-
-    def _ipython_display_(self) -> None:
-        data = {"image/svg+xml": self.svg, "image/png": render_png(self.svg)}
-        inline = {
-            "image/svg+xml": {"unconfined": True}
-        }  # with its tooltips, in the theme's colours
-        display({**data, "text/plain": repr(self)}, metadata=inline, raw=True)  # type: ignore[no-untyped-call]
-        display(HtmlOutput(self.caption))  # type: ignore[no-untyped-call]
-
-
 def show_figure(chart: alt.TopLevelMixin | dict[str, Any] | None, caption: str) -> HtmlOutput:
-    """Return a chart with its caption, which the report numbers; nothing for None."""
-    return NOTHING if chart is None else FigureOutput(render_svg(chart), caption)
+    """Return a chart as SVG with its caption, which the report numbers; nothing for None."""
+    if chart is None:
+        return NOTHING
+    svg = render_svg(chart)
+    # as wide as the notebook, until its letters are much larger than the text
+    width = float(svg.partition(' width="')[2].partition('"')[0])
+    style = f"margin: 0.5em 0; max-width: max({1.6 * width:.0f}px, min(65vw, {2.1 * width:.0f}px))"
+    svg = svg.replace("overflow: visible", "overflow: visible; width: 100%; height: auto", 1)
+    return HtmlOutput(f'<figure style="{style}">{svg}{_render_caption(caption)}</figure>')
+
+
+def show_picture(chart: alt.TopLevelMixin, caption: str) -> None:
+    """Show a chart as a picture on white with its caption, in a notebook that nobody has to trust."""
+    picture = Image(render_png(render_svg(chart)), alt=caption)  # type: ignore[no-untyped-call]
+    display(picture, HtmlOutput(_render_caption(caption)))  # type: ignore[no-untyped-call]
+
+
+def _render_caption(caption: str) -> str:
+    style = "font-size: 0.9em; opacity: 0.75; margin: 0.4em 0"
+    return f'<figcaption style="{style}">{escape_html(caption)}</figcaption>'
 
 
 def show_table(

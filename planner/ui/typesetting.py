@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +80,6 @@ def _export_html(notebook: Path, left_out: Sequence[str]) -> str:
     read = nbformat.reads(notebook.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-untyped-call]
     read.cells = [c for c in read.cells if not {*c.metadata.get("tags", [])} & {*left_out}]
     _leave_out_prose(read.cells)
-    for cell in read.cells:
-        for drawn, caption in pairwise(cell.get("outputs", [])):
-            if svg := drawn.get("data", {}).get("image/svg+xml"):
-                html = f"<figure>{svg}{caption.data['text/html']}</figure>"
-                drawn.data, caption.data = {"text/html": html}, {}
-        if cell.cell_type == "code":
-            cell.outputs = [each for each in cell.outputs if each.get("data", True)]
     html, _ = exporter.from_notebook_node(read)
     # images are from a user's text: charts come as SVG
     html = re.sub(r"<img\b[^>]*>", _get_alternative_text, html)

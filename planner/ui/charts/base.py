@@ -93,7 +93,7 @@ def _widen_left_margin(svg: str) -> str:
         width = float(match[1]) + margin
         return (
             f'width="{width:g}" height="{match[2]}" viewBox="{-margin} 0 {width:g} {match[2]}"'
-            f' style="overflow: visible; width: 100%; height: auto; max-width: {1.7 * width:.0f}px"'
+            ' style="overflow: visible"'
         )
 
     return re.sub(size, widen, svg, count=1)
