@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
-import pandas as pd
-
 from planner.analysis.batching_tables import (
-    count_requests_in_flight,
     simulate_bursts,
     simulate_cases,
     simulate_long_prompt,
     split_workload,
-    sweep_concurrency,
 )
 from planner.analysis.layout_tables import Study, build_slo_table, relayout_candidate
 from planner.analysis.memory_sweeps import (
@@ -43,7 +39,7 @@ from planner.planning.framework_choice import (
 )
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, plot_bars, plot_memory_budget
-from planner.ui.charts.latency import plot_panels, plot_timelines, plot_token_gaps
+from planner.ui.charts.latency import plot_timelines, plot_token_gaps
 from planner.ui.notebook_widgets import (
     HtmlOutput,
     InteractiveView,
@@ -252,32 +248,6 @@ def try_layouts(study: Study) -> InteractiveView:
         pp=build_slider(1, 8, layout.pp, label="pipeline stages"),
         replicas=build_slider(1, 16, layout.replicas),
     )
-
-
-def try_concurrency(
-    study: Study, candidate: Candidate, load: pd.DataFrame, tpot: str, limit: float | None
-) -> InteractiveView:
-    """Let the reader change the requests always in flight on one replica; `load` is the curve."""
-    replica = candidate.deployment.with_replicas(1)
-    traffic = split_workload(study.scenario, replica)
-
-    def _draw(requests_in_flight: int) -> Outputs:
-        here = sweep_concurrency(replica, traffic, [requests_in_flight])
-        made, pace = here["Output tokens/s"].iloc[0], here[tpot].iloc[0]
-        panels = {tpot: limit, "Output tokens/s": None}
-        drawn = plot_panels(load, "Requests in flight", panels, {"here": requests_in_flight})
-        text = f"{made:,.0f} output tokens/s, {tpot[:-5]} {pace:,.1f} ms."
-        return (
-            show_figure(
-                drawn,
-                "One replica with so many requests always in flight, estimated. Dashed: target.",
-            ),
-            show_note(f"{requests_in_flight:,} in flight: {text}"),
-        )
-
-    usual, most = count_requests_in_flight(candidate), 2 * replica.num_slots
-    slider = build_slider(1, most, usual, label="requests in flight")
-    return InteractiveView(_draw, requests_in_flight=slider)
 
 
 def try_pressure(study: Study) -> InteractiveView:

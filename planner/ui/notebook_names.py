@@ -47,14 +47,14 @@ _BY_MODULE: Mapping[str, str] = {
     "planning.simulation_runs": "run_simulation",
     "ui.chapter_views": (
         "describe_draft_decision list_files list_framework_questions "
-        "try_batch try_bursts try_concurrency try_drafts try_frameworks try_layouts try_log "
+        "try_batch try_bursts try_drafts try_frameworks try_layouts try_log "
         "try_long_prompt try_memory try_pressure try_tenants"
     ),
     "ui.charts.base": "plot_bars plot_lines plot_memory_budget plot_tiles",
     "ui.charts.comparison": "plot_cost_comparison plot_slo_comparison",
     "ui.charts.latency": "plot_panels plot_tails",
     "ui.charts.layout": "plot_pareto_front",
-    "ui.charts.summary": "plot_day plot_slos",
+    "ui.charts.summary": "plot_day",
     "ui.decision_memo": "build_memo",
     "ui.notebook_session": (
         "add_changes allow_pools open_answer open_plan open_plans open_study search_cached"

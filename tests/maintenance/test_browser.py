@@ -46,6 +46,33 @@ def test_a_slider_redraws_its_chart(tmp_path):
         assert _find_elsewhere(requests, address) == []  # works with no network
 
 
+def test_a_lesson_that_nobody_trusts_shows_its_charts(tmp_path):
+    with jupyterlab(tmp_path) as address, browser(width=1280) as page:
+        page.goto(f"{address}/tree/learn/1-kv-equation.ipynb?reset")
+        picture = page.locator(".jp-OutputArea-output img").first
+        picture.wait_for(timeout=90_000)
+        assert picture.evaluate("it => it.naturalWidth") > 600
+        assert "Cannot display" not in page.locator(".jp-Notebook").inner_text()
+
+
+@pytest.mark.parametrize("width", [1000, 1280, 1920])
+def test_no_button_of_the_cockpit_covers_its_verdict(width, tmp_path, monkeypatch):
+    """With all four: a question that was changed can be taken back."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    with jupyterlab(tmp_path) as address, browser(width=width) as page:
+        page.goto(f"{address}/tree/start.ipynb?reset")
+        page.wait_for_selector(".headroom .head", timeout=240_000)
+        page.locator("[data-gpu=L40S]").click()
+        page.locator("[data-act=undo]").wait_for(timeout=60_000)
+        verdict = page.locator(".verdict")
+        texts = [verdict.locator(name).bounding_box() for name in (".head", ".say", ".meta")]
+        for button in verdict.locator(".acts button").all():
+            box = button.bounding_box()
+            for text in texts:
+                aside = box["x"] >= text["x"] + text["width"]
+                assert aside or box["y"] >= text["y"] + text["height"]
+
+
 def _move_slider(page: Page) -> None:
     """Move the first slider; returns when its chart is another."""
     before = page.locator(".widget-html svg").first.inner_html()

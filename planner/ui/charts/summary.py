@@ -6,48 +6,20 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from planner.answers import Offer
 from planner.core.intervals import Interval
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
     MUTED_COLOR,
-    SLO_STATUS_COLORS,
     VIOLATED_COLOR,
-    cap_utilization,
     encode_color,
-    plot_limit_line,
-    plot_overflow_arrows,
 )
 
 LOAD_CURVE_SIZE_PX = 300, 150
 """Width and height of the chart of one target, half a page wide."""
 MAX_CURVE_SHARE = 1.7
 """Where the axis of a target ends, as a share of its limit or of the plan's own latency."""
-
-
-def plot_slos(offer: Offer) -> alt.TopLevelMixin:
-    """Plot the utilization of every latency limit with its 80% interval."""
-    performance, rows = offer.performance, []
-    for limit in offer.limits:
-        if performance and (target := limit.target):
-            value = performance.get_for_display(target.metric, target.percentile)
-            rows.append((str(target), value / target.seconds, limit.status))
-    names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
-    data = cap_utilization(parts).assign(target=names, state=states)
-    y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
-    base = alt.Chart(data, height=alt.Step(24)).encode(
-        y=y, color=encode_color("state:N", SLO_STATUS_COLORS)
-    )
-    share = alt.X("lo:Q", title="share of the limit", axis=alt.Axis(format="%"))
-    bars = base.mark_bar(height=10, opacity=0.35).encode(x=share, x2="hi")
-    return alt.layer(
-        bars,
-        base.mark_point().encode(x="mid:Q"),
-        plot_overflow_arrows(base),
-        *plot_limit_line(1.0, "x"),
-    )
 
 
 def plot_load_curve(
