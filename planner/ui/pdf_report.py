@@ -50,7 +50,7 @@ def select_chapters(plan: Plan) -> list[Path]:
     if not plan.candidates:
         return list_chapter_notebooks()[:2]
     skipped = ("6",) * (plan.chosen is None or plan.is_disaggregated)
-    skipped += ("5",) * (plan.chosen is None and not plan.scenario.speculation)
+    skipped += ("5",) * (not plan.scenario.speculation)
     chapters = [path for path in list_chapter_notebooks() if not path.name.startswith(skipped)]
     chapters += [DISAGGREGATION_NOTEBOOK] * plan.scenario.allow_disaggregation
     # disaggregation follows the chapter on batching

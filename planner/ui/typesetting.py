@@ -62,7 +62,8 @@ def convert_notebook(notebook: Path, work: Path, left_out: Sequence[str]) -> str
     html = _move_charts(_export_html(notebook, left_out), notebook.stem, work)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
     text = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=PANDOC_OPTIONS))
-    # a line above a quote or figure stays with it
+    # a question stays with what follows, and a line above a quote or figure with that
+    text = re.sub(r"(?m)^(#strong\[Question:\].*)$", r"#block(sticky: true)[\1]", text)
     text = re.sub(r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", text)
     text = text.replace("align(center)[#table(", "align(left)[#table(")
     return text.replace("\n- ☐ ", "\n/ ☐: ")
