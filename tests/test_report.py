@@ -197,7 +197,8 @@ def test_a_walk_through_all_chapters(name, rent, tmp_path, monkeypatch):
     assert len(list_chapter_notebooks()) == 7
     pdf = write_report(name, tmp_path)
     pages = PdfReader(pdf).pages
-    assert len(pages) >= 9
+    asks_for_drafts = name == "chat-70b"
+    assert 9 <= len(pages) <= 18 + 2 * asks_for_drafts
     texts = [" ".join(page.extract_text().split()) for page in pages]
     text = " ".join(texts)
     for title in (
@@ -207,10 +208,10 @@ def test_a_walk_through_all_chapters(name, rent, tmp_path, monkeypatch):
         "VRAM sizing",
         "Layout",
         "Batching and latency",
-        "Speculative decoding",
         "Deploy",
     ):
         assert title in text
+    assert ("Speculative decoding" in text) is asks_for_drafts
     assert "Traceback" not in text and "object at 0x" not in text
     assert "ExecStart" not in text and "- alert:" not in text  # they are files of the plan
     memo, why = texts[:2]
