@@ -150,7 +150,7 @@ def launches(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def test_the_planned_server_passes(launches: dict[str, Launch]) -> None:
     check = launches["as planned"].check()
-    assert check.verdict == "PASS" and not check.deviations and not check.consequences
+    assert check.verdict == "PASS" and not check.deviations
     rows = {row.name.split(",")[0]: row for row in check.checks}
     assert rows["KV cache"].measured == rows["KV cache"].expected.mid
     assert rows["mean TPOT"].measured == pytest.approx(rows["mean TPOT"].expected.mid, rel=0.02)
@@ -167,34 +167,23 @@ def test_a_fault_is_named(name: str, log: bool, launches: dict[str, Launch]) -> 
     assert NAMED[name] in deviation and deviation in str(check)
 
 
-def test_what_a_failure_means_is_said(launches: dict[str, Launch]) -> None:
-    slow = launches["60% slower"].check()
-    assert slow.slowdown == pytest.approx(1.6, abs=0.15)
-    assert (
-        "targets with what was measured: p95 TPOT" in slow.consequences[0]
-        and "L40S" in slow.consequences[1]
-    )
-    assert (
-        "the plan still meets every target" in launches["half the KV cache"].check().consequences[0]
-    )
-    small = launches["another batch size"].check().consequences
-    assert "no longer meets" in small[0] and "start it as planned (serve.sh)" in small[1]
-
-
 def test_the_exit_code_and_the_page_are_the_verdicts(
-    launches: dict[str, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    launches: dict[str, Launch], capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = launches["as planned"]
     words = ["verify", str(good.plan), "--bench", str(good.folder / "bench.json"),
              "--log", str(good.folder / "vllm.log")]  # fmt: skip
-    assert main([*words, "--out", str(tmp_path / "page.pdf")]) == 0
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    assert main(words) == 0
     assert capsys.readouterr().out.startswith("PASS: ")
     words[3] = str(launches["60% slower"].folder / "bench.json")
-    assert main([*words, "--out", str(tmp_path / "page.md")]) == 1
-    assert (tmp_path / "page.md").read_text().count("| FAIL |") >= 2
+    assert main(words) == 1
+    text = capsys.readouterr().out
+    assert (
+        sum(line.endswith(" FAIL") for line in text.splitlines()) >= 2
+        and "headroom calibrate" in text
+    )
     assert main([*words[:2], *words[4:], "--json"]) == 3  # no benchmark: latencies are unknown
-    shown = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    shown = json.loads(capsys.readouterr().out)
     assert shown["verdict"] == "NOT MEASURED"
 
 
@@ -211,7 +200,6 @@ def test_live_traffic_alone_is_judged_by_its_pages(name: str, launches: dict[str
     else:
         assert rows["p95 TPOT, bucket edge"].status == "FAIL"
         assert check.verdict == "FAIL" and "GPU is slower" in check.deviations[0]
-        assert "run bench.sh" in check.consequences[0]
 
 
 def test_a_server_that_did_not_start_fails(plan: Path, tmp_path: Path) -> None:
@@ -222,17 +210,6 @@ def test_a_server_that_did_not_start_fails(plan: Path, tmp_path: Path) -> None:
     )
     check = check_launch(plan, log=tmp_path / "vllm.log")
     assert check.verdict == "FAIL" and "memory" in check.deviations[0]
-
-
-def test_a_plan_without_its_question_is_judged_and_not_planned_again(
-    launches: dict[str, Launch], tmp_path: Path
-) -> None:
-    slow = launches["60% slower"]
-    fields = json.loads((slow.plan / "plan.json").read_text())
-    del fields["question"]
-    (tmp_path / "plan.json").write_text(json.dumps(fields))
-    check = check_launch(tmp_path, [slow.folder / "bench.json"])
-    assert check.checks and (check.verdict == "PASS" or "plan again" in check.consequences[0])
 
 
 def test_a_plan_with_drafts_is_compared_and_not_fitted(plan: Path, tmp_path: Path) -> None:
@@ -246,7 +223,6 @@ def test_a_plan_with_drafts_is_compared_and_not_fitted(plan: Path, tmp_path: Pat
         check = Launch(tmp_path, tmp_path, bench).check()
         assert check.verdict == verdict
         assert any("accepted drafts" in row.name and row.status == "PASS" for row in check.checks)
-    assert "without speculation" in check.consequences[0]
     worse = replace(replica.deployment.speculation, acceptance_rate=0.3)
     other = replace(replica, deployment=replace(replica.deployment, speculation=worse))
     bench = benchmark(other, tmp_path, requests=60)

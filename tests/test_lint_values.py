@@ -107,13 +107,6 @@ def test_a_backend_that_is_gone_is_not_moved_to_an_option() -> None:
     assert report.fixed.diff == ("- VLLM_ATTENTION_BACKEND=XFORMERS",)
 
 
-def test_scripts_that_are_gone_are_named() -> None:
-    text = "python benchmarks/benchmark_serving.py --backend vllm --model m"
-    (found,) = lint(text, "0.20.2").findings
-    assert (found.verdict, found.instead) == ("removed", "vllm bench serve")
-    assert not lint(text, "0.9.0").needs_fix
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "gpu"), [("Qwen/Qwen3-0.6B", "T4"), ("Qwen/Qwen3-8B", "L4")])
 def test_no_proposal_makes_the_first_token_much_later(model: str, gpu: str) -> None:
@@ -260,7 +253,7 @@ def test_slots_of_adapters_are_named_and_made_fewer_before_gpus_are_added() -> N
     assert again.commands[0].plan and again.commands[0].plan.memory.status == "ok"
 
 
-def test_what_is_missing_adds_up_and_a_published_checkpoint_is_named() -> None:
+def test_what_is_missing_adds_up() -> None:
     served = "vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2 --max-model-len 32768"
     report = lint(f"{served} --gpu-memory-utilization 0.9", gpu="2xA100-SXM-80GB")
     text = str(report)
@@ -272,21 +265,13 @@ def test_what_is_missing_adds_up_and_a_published_checkpoint_is_named() -> None:
     )
     # 80 layers x 8 heads x 128 x 2 x 2 bytes x 32,768 tokens on 2 GPUs
     assert float(numbers[3]) == pytest.approx(80 * 8 * 128 * 4 * 32768 / 2 / 2**30, abs=0.01)
-    assert "the checkpoint Qwen/Qwen2.5-72B-Instruct-AWQ" in text
     alone, _, together = text.partition("Or on the same GPUs, all of these")
     assert (
-        "Each of these is enough alone" in alone
-        and "kv_cache_dtype" not in alone.partition("Each")[2]
+        "One change is enough" in alone
+        and "kv_cache_dtype" not in alone.partition("One change")[2]
     )
     assert "no FP8 arithmetic" in together  # NVIDIA: A100 has none
     assert "requests of 32,768 tokens fit at once" in together
-
-
-def test_more_machines_and_larger_gpus_are_named_where_arguments_do_not_help() -> None:
-    """671 GB of weights in FP8 on 8 x 80 GB; DeepSeek's own recipes run 16 H100, or 8 H200."""
-    text = str(lint("vllm serve deepseek-ai/DeepSeek-R1 -tp 8", gpu="8xH100"))
-    assert "pipeline_parallel_size 2 (16 GPUs): 2 machines of 8 GPUs" in text
-    assert "8 x H200" in text
 
 
 def test_advice_on_a_high_share_is_that_of_the_fixed_command() -> None:

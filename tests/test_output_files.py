@@ -249,12 +249,10 @@ def test_what_the_command_did_not_write_is_replaced_only_by_force(
     own |= dict.fromkeys(tables, "point,own\n1,2\n") | {"table.svg": "<svg>my own</svg>"}
     for name, text in own.items():
         (tmp_path / name).write_text(text)
-    log = Path(__file__).parents[1] / "catalogs/validation/granite-3.1-8b-h100.log"
     before = contents(tmp_path)
     commands = (
         (["predict", "rows.csv", "--out", "mine.yaml"], "mine.yaml", 0),
         (["plan", "edge-8b-24gb", "--out", "."], "serve.sh", 0),
-        (["verify", "edge-8b-24gb", "--log", str(log), "--out", "page.md"], "page.md", None),
         (["predict", "sweep.yaml", "--out", "table.csv", "--store", "kept.sqlite"], "table.csv", 0),
         (["replay", "case.json", "--step-log", "steps.csv"], "steps.csv", 0),
         (["replay", "--scenario", "edge-8b-24gb", "--requests", "requests.csv"], "requests.csv", 0),

@@ -106,20 +106,6 @@ UNREACHED = {
         {"readinessProbe": "contradicts"},
     ),
     "a Service": (write_deployment(["--port=8080"], SERVICE), {"Service llm": "contradicts"}),
-    "an Ingress at the port of the container": (
-        write_deployment([], SERVICE, {
-            "kind": "Ingress", "metadata": {"name": "i"},
-            "spec": {"defaultBackend": {"service": {"name": "llm", "port": {"number": 8000}}}},
-        }),
-        {"Ingress i": "contradicts"},
-    ),
-    "a ServiceMonitor": (
-        write_deployment([], SERVICE, {
-            "kind": "ServiceMonitor", "metadata": {"name": "m"},
-            "spec": {"selector": {"matchLabels": {"app": "llm"}}, "endpoints": [{"port": "metrics"}]},
-        }),
-        {"ServiceMonitor m": "contradicts"},
-    ),
 }  # fmt: skip
 
 
@@ -245,27 +231,6 @@ NAMING = {
 @pytest.mark.parametrize("node,gpu", NAMING.values(), ids=NAMING)
 def test_gpus_are_found_by_what_clouds_call_them(node: dict[str, object], gpu: str) -> None:
     assert find_named_gpu(node) == gpu
-
-
-STACK = {
-    "repository": "vllm/vllm-openai",
-    "tag": "v0.20.2",
-    "modelURL": "Qwen/Qwen3-8B",
-    "requestGPU": 2,
-}
-
-
-@pytest.mark.parametrize(
-    "config,found",
-    [
-        ({"extraArgs": ["--tensor-parallel-size", "2"]}, {"/dev/shm": "risky"}),
-        ({"tensorParallelSize": 2}, {}),
-    ],
-)
-def test_production_stack_mounts_shm_for_its_own_key(
-    config: dict[str, object], found: dict[str, str]
-) -> None:
-    assert to_fix(lint(yaml.safe_dump({"modelSpec": [{**STACK, "vllmConfig": config}]}))) == found
 
 
 def test_a_chart_with_the_command_in_its_image() -> None:

@@ -41,7 +41,6 @@ EXTRA_COMMANDS = {
     "report edge-8b-24gb": ("report", "report"),
     "fleet fleet.yaml": ("fleet", "report"),
     "lab": ("lab", "lab"),
-    "verify edge-8b-24gb --bench bench-1.json --out check.pdf": ("a PDF", "report"),
     "predict sweep.yaml --out sweep.parquet": ("a .parquet file", "parquet"),
     "predict sweep.yaml --out sweep.csv --store answers --scheduler tcp://127.0.0.1:9": (
         "--scheduler",
@@ -64,7 +63,7 @@ BASE_COMMANDS = {
     "plan edge-8b-24gb --set workload={trace:\N{NO-BREAK SPACE}requests.csv}": {0, 3, 4},
     "predict rows.csv --out predictions.csv": {0},
     "predict sweep.yaml --out sweep.csv --store answers": {0},
-    "verify edge-8b-24gb --bench bench-1.json --out check.md": {0, 1, 3},
+    "verify edge-8b-24gb --bench bench-1.json": {0, 1, 3},
     "explain-log vllm.log --gpu H100": {0},
     "diagnose before.txt after.txt --plan edge-8b-24gb": {0, 1},
     "profile requests.csv": {0},

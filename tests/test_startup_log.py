@@ -225,20 +225,6 @@ def test_its_fragment_makes_the_next_plan_agree() -> None:
     assert again.largest_deviation is None and again.scenario_line == found.scenario_line
 
 
-def test_an_explanation_ends_with_what_could_be_gained(tmp_path: Path) -> None:
-    """0.85 of an H100 beside 61 GiB of weights leaves 4.5 GiB; each hundredth more of it is another 0.79."""
-    log = tmp_path / "vllm.log"
-    said = (
-        "INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B',"
-        " max_seq_len=8192, "
-    )
-    log.write_text(f"{said}dtype=torch.bfloat16\nINFO Defaulting gpu_memory_utilization to 0.85\n"
-                   "INFO Model loading took 61.04 GiB memory\nINFO Available KV cache memory: 4.50 GiB\n")  # fmt: skip
-    first, step, last = explain_log_file(log, "H100").suggestions.splitlines()
-    assert "15 requests of 1,000 + 200 tokens fit" in first and "gpu_memory_utilization 0.9" in step
-    assert "diagnose" in last
-
-
 def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
     """The lines of vllm issues 27508 (0.11) and 16343 (0.8.3, on a 3090), and recipes pull 551."""
     log = tmp_path / "vllm.log"

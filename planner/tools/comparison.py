@@ -8,7 +8,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from planner.core.intervals import Z_SCORE_80PCT, Interval, format_short
-from planner.core.text import escape_markdown, escape_to_one_line
+from planner.core.text import escape_to_one_line
 
 ComparisonStatus = Literal["PASS", "FAIL", "NOT MEASURED"]
 WorseSide = Literal["higher", "lower", "both"]
@@ -102,19 +102,10 @@ class Column:
     spec: str = ""
 
 
-def format_table(
-    rows: Iterable[ComparisonRow], columns: Sequence[Column], *, is_markdown: bool = False
-) -> list[Markup]:
+def format_table(rows: Iterable[ComparisonRow], columns: Sequence[Column]) -> list[Markup]:
     """Return the lines of a table, its head first; text has no title for names."""
     cells = [[column.read(row) for column in columns] for row in rows]
     titles = [column.title for column in columns]
-    if is_markdown:
-        rule = "|".join("---:" if column.spec.startswith(">") else ":---" for column in columns)
-        lines = [
-            f"| {' | '.join(escape_markdown(cell.strip()) for cell in line)} |"
-            for line in (titles, *cells)
-        ]
-        return [Markup(line) for line in (lines[0], f"|{rule}|", *lines[1:])]
     return [
         Markup("".join(map(format, map(escape_to_one_line, line), specs)).rstrip())
         for specs in [[column.spec for column in columns]]

@@ -34,7 +34,6 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which th
 from attack_inputs import CASE, MEASURED, QUESTION
 
 from planner.tools.answer_store import open_default_store
-from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
 from planner.ui.cli import main as planner
 
 ROOT = Path(__file__).parents[2]
@@ -47,9 +46,6 @@ CASES = [json.dumps({**CASE, "requests": CASE["requests"][:many]}) for many in (
 QUESTIONS = [
     yaml.safe_dump({**QUESTION, "workload": {**QUESTION["workload"], "rate": rate}})
     for rate in (3, 4)
-]
-LAUNCHES = [
-    yaml.safe_dump({**QUESTION, "engine_args": {"max_num_seqs": many}}) for many in (64, 128)
 ]
 STOCKS = [yaml.safe_dump({"scenarios": ["edge-8b-24gb"], "stock": {"L4": many}}) for many in (6, 8)]
 SWEEPS = [
@@ -66,13 +62,12 @@ COMMANDS = {
     "calibrate": (["calibrate", "runs.csv", "--out", "own.yaml"], "runs.csv", MEASUREMENTS),
     "replay": (["replay", "case.json", "--step-log", "steps.csv"], "case.json", CASES),
     "sweep": (["predict", "sweep.yaml", "--out", "table.csv", "--workers", "2"], "sweep.yaml", SWEEPS),
-    "verify": (["verify", "mine.yaml", "--log", str(EXAMPLE_LOG), "--out", "page.md"], "mine.yaml", LAUNCHES),
     "fleet": (["fleet", "stock.yaml", "--out", "out"], "stock.yaml", STOCKS),
     "report": (["report", "mine.yaml", "--out", "out"], "mine.yaml", QUESTIONS),
 }  # fmt: skip
 """Command line, its input, and what stands in that for the answer that is there before, and for the new one."""
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
-QUICK = ("plan", "predict", "calibrate", "replay", "sweep", "verify")
+QUICK = ("plan", "predict", "calibrate", "replay", "sweep")
 
 
 def contents(folder: Path) -> Mapping[str, bytes]:

@@ -18,35 +18,23 @@ from planner.calibration.benchmark_results import read_benchmark_results
 from planner.calibration.user_fit import (
     REPEAT_SIGMA_TTFT_TPOT,
     BenchmarkPoint,
-    fit_calibration,
-    simulate_means,
 )
 from planner.core.errors import PlannerError
-from planner.core.files import get_report_date
 from planner.core.intervals import Interval
-from planner.core.number_format import format_usd
 from planner.core.readers import read_text
 from planner.core.templates import render_template
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment
-from planner.engines.engine_args import EngineArgs, check_engine_args
 from planner.engines.failure_modes import load_failure_modes
-from planner.latency.coefficient_lookup import apply_user_calibrations
 from planner.latency.performance import Performance
 from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.latency.startup_time import estimate_startup
 from planner.memory.memory_plan import get_memory_plan
-from planner.planning.candidate import Candidate
 from planner.planning.capacity import count_benchmark_prefix_tokens, derive_effective_workload
 from planner.planning.planned_replica import (
     PlannedReplica,
     load_planned_replica,
-    with_acceptance,
 )
 from planner.planning.prediction import predict
-from planner.planning.scenario import Scenario
-from planner.planning.search import Plan, search_deployments
-from planner.planning.tolerance import state_deployment
 from planner.tools.comparison import (
     Column,
     ComparisonRow,
@@ -340,43 +328,20 @@ class LaunchCheck:
             )
         return tuple(deviations)
 
-    @property
-    def hit_share(self) -> float:
-        """Measured over planned prefix cache hits, up to 1."""
-        hits = self.metrics.prefix_hit_fraction if self.metrics else None
-        planned = self.planned_hit_fraction
-        return min(hits / planned, 1.0) if hits is not None and planned else 1.0
-
     @cached_property
     def slowdown(self) -> float | None:
-        """The factor by which tokens take longer in every benchmark; None if in none.
-
-        It is over a prediction with the measured settings, KV cache and prefix cache hits.
-        """
-        explained = self.benchmarks
+        """The factor by which tokens take longer in every benchmark; None if in none, or if else deviates."""
         has_colder = any(c.unit == "%" and c.status == "FAIL" for c in self._list_cache_checks())
         if self.measured_settings or has_colder or self.kv_ratio < MIN_HIT_FRACTION:
-            explained = tuple(
-                BenchmarkCheck(b.point, _predict_benchmark(self._move(b.point)))
-                for b in self.benchmarks
-            )
-        ratios = [b.tpot_ratio for b in explained if not math.isnan(b.tpot_ratio)]
+            return None
+        ratios = [b.tpot_ratio for b in self.benchmarks if not math.isnan(b.tpot_ratio)]
         fails = [
             check.status == "FAIL"
-            for b in explained
+            for b in self.benchmarks
             for check in b.list_checks(self.planned, None)
             if check.name.startswith("mean TPOT")
         ]
         return median(ratios) if ratios and all(fails) else None
-
-    def _move(self, point: BenchmarkPoint) -> BenchmarkPoint:
-        """Return a benchmark with the settings and the prefix cache hits that were measured."""
-        hit_rate = point.workload.prefix_hit_rate * self.hit_share
-        return replace(
-            point,
-            deployment=self._apply_settings(point.deployment),
-            workload=replace(point.workload, prefix_hit_rate=hit_rate),
-        )
 
     def _infer_slots(self) -> int | None:
         """Infer max_num_seqs from requests that wait while fewer run than planned."""
@@ -388,113 +353,6 @@ class LaunchCheck:
         if not (has_others and case.is_queueing and 0 < running < (case.max_running or 0)):
             return None
         return running
-
-    @cached_property
-    def as_measured(self) -> tuple[Scenario, Candidate] | None:
-        """The scenario and the planned deployment, with what was measured; None if unknown."""
-        scenario = self.planned.scenario
-        is_unfittable = self.slowdown and self.planned.deployment.speculation
-        if scenario is None or self.verdict != "FAIL" or is_unfittable:
-            return None
-        deployment = self._apply_settings(self.planned.deployment)
-        points = [self._move(b.point) for b in self.benchmarks]
-        if self.slowdown and points:
-            fit = fit_calibration(points, means=simulate_means, noise=REPEAT_SIGMA_TTFT_TPOT)
-            entry = {fit.entry: fit.to_calibration(f"{get_report_date():%Y-%m-%d}")}
-            known = {**deployment.engine.calibration, **entry}
-            engine = apply_user_calibrations(deployment.engine, known)
-            deployment = replace(deployment, engine=engine)
-            scenario = replace(scenario, engine=engine)
-        workload = scenario.workload
-        hit_rate = workload.prefix_hit_rate * self.hit_share
-        scenario = replace(scenario, workload=replace(workload, prefix_hit_rate=hit_rate))
-        whole = deployment.with_replicas(self.planned.num_replicas)
-        return scenario, state_deployment(scenario, whole)
-
-    def _apply_settings(self, deployment: Deployment) -> Deployment:
-        """Return the deployment with the arguments and the KV cache that were measured."""
-        arguments = {
-            name: value
-            for name, value in self.measured_settings.items()
-            if name in EngineArgs.__dataclass_fields__
-        }
-        try:
-            changed = deployment.with_args(**arguments)
-            check_engine_args(changed.args, changed.engine, changed.gpu, changed.model)
-        except (PlannerError, TypeError, ValueError):  # values that this plan cannot have
-            return deployment
-        deployment = changed
-        if self.metrics and self.metrics.acceptance_fraction is not None:
-            deployment = with_acceptance(deployment, self.metrics.acceptance_fraction)
-        if (kv := self.kv_tokens) is None:
-            return deployment
-        memory = get_memory_plan(deployment)
-        if abs(kv / memory.pool.reported_tokens - 1) < 0.05:
-            return deployment
-        missing = memory.kv_available.mid * (1 - kv / memory.pool.reported_tokens)
-        terms = dict(deployment.memory_calibration)
-        terms["non_torch"] = terms.get("non_torch", 0.0) + missing
-        return replace(deployment, memory_calibration=tuple(sorted(terms.items())))
-
-    @property
-    def is_misconfigured(self) -> bool:
-        """Whether nothing but settings and memory, which the plan's own command sets, deviates."""
-        is_other = self.measured_settings or self.kv_ratio < MIN_HIT_FRACTION
-        return bool(is_other and not self.slowdown and self.hit_share >= MIN_HIT_FRACTION)
-
-    @cached_property
-    def alternative(self) -> Plan | None:
-        """The plan of what was measured, if the planned deployment no longer meets its targets."""
-        if self.as_measured is None or self.as_measured[1].is_confident or self.is_misconfigured:
-            return None
-        return search_deployments(self.as_measured[0])
-
-    @property
-    def consequences(self) -> tuple[str, ...]:
-        """What a failure means for the plan, in sentences."""
-        if self.verdict != "FAIL":
-            return ()
-        if self.planned.scenario is None:
-            return ("this plan.json does not state its question: plan again to judge it",)
-        if self.as_measured is None:
-            return (
-                "step costs cannot be fitted to runs with drafts: benchmark it without speculation,"
-                " and verify again",
-            )
-        if not self.benchmarks and any(
-            check.unit == "ms" and check.status == "FAIL" for check in self.checks
-        ):
-            return ("live traffic does not say how fast its steps are: run bench.sh, verify again",)
-        candidate = self.as_measured[1]
-        missed = [
-            check.name.split(",")[0]
-            for check in self.checks
-            if check.limit and check.value > check.limit
-        ]
-        if candidate.is_confident and missed:
-            return (
-                f"this server misses {' and '.join(missed)}, and these measurements do not explain why:"
-                " run headroom diagnose with /metrics pages taken under load",
-            )
-        if candidate.is_confident:
-            return (
-                "the plan still meets every target with what was measured (probability"
-                f" {candidate.probability:.0%})",
-            )
-        sentences = [
-            f"the plan no longer meets its targets with what was measured: {candidate.shortfall}"
-        ]
-        if self.is_misconfigured:
-            return (*sentences, "start it as planned (serve.sh), and verify again")
-        instead = self.alternative.chosen if self.alternative else None
-        usd = instead.usd_per_hour if instead else None
-        price = "" if usd is None else f", {format_usd(usd)}/h"
-        sentences.append(
-            f"instead: {instead.description}{price}"
-            if instead
-            else "nothing that the scenario allows meets its targets then"
-        )
-        return tuple(sentences)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -514,11 +372,6 @@ class LaunchCheck:
             "\n"
         )
 
-    def to_markdown(self) -> str:
-        """Return the page in Markdown."""
-        table = format_table(self.checks, CHECK_COLUMNS, is_markdown=True)
-        return render_template("tools/diagnostics", "launch_check.md", check=self, table=table)
-
     def to_json(self) -> dict[str, object]:
         """Return the page for `--json`."""
         return {
@@ -535,7 +388,6 @@ class LaunchCheck:
                 for check in self.checks
             ],
             "deviations": list(self.deviations),
-            "consequences": list(self.consequences),
             "remarks": list(self.remarks),
         }
 

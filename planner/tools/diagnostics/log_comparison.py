@@ -12,7 +12,7 @@ from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.readers import read_text
 from planner.core.redaction import redact_text
-from planner.core.text import escape_to_one_line, format_count
+from planner.core.text import escape_to_one_line
 from planner.core.units import GIB, MIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
@@ -20,7 +20,6 @@ from planner.hardware.gpus import Gpu, list_gpus, parse_gpu_count
 from planner.hardware.gpus import get_gpu as find_gpu
 from planner.memory.memory_plan import MEMORY_TERMS, MemoryPlan, MemoryTerm, plan_memory
 from planner.models.registry import Model, load_model, load_model_at
-from planner.planning.argument_advice import build_default_workload, suggest_changes
 from planner.planning.candidate import describe_deployment, describe_formats
 from planner.planning.memory_remedies import (
     MemoryRemedies,
@@ -326,10 +325,7 @@ class LogExplanation:
 
     @property
     def suggestions(self) -> str:
-        """Remedies of the errors; without any, the requests that fit and better arguments.
-
-        Empty if the log does not fit.
-        """
+        """Remedies of the errors, and what to ask next; empty if the log does not fit."""
         if self.errors or self.log.failure or not self.matches_deployment:
             lines = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
             lines += filter(None, [self.shortage_line])
@@ -340,24 +336,7 @@ class LogExplanation:
                     "Next: headroom lint of its command, with --gpu, proposes one that starts."
                 )
             return "\n".join(lines)
-        as_logged = plan_memory(
-            replace(self.plan.deployment, memory_calibration=tuple(self.calibration.items()))
-        )
-        args = as_logged.deployment.args
-        workload = build_default_workload(args.max_model_len)
-        prompt, output = workload.prompt.mean, workload.output.mean
-        num_sequences = as_logged.pool.count_sequences(round(prompt + output))
-        verb = "fits" if num_sequences == 1 else "fit"
-        changes = [
-            f"  {suggestion.argument} {suggestion.value}: {suggestion.benefit}"
-            for suggestion in suggest_changes(as_logged, workload)[0]
-        ]
-        text = (
-            f"{format_count(num_sequences, 'request')} of {prompt:,.0f} + {output:,.0f} tokens {verb} into its KV"
-            f" cache, max_num_seqs lets {args.max_num_seqs:,} run;"
-            f" {'better:' if changes else 'no other argument serves them better.'}"
-        )
-        return "\n".join([text, *changes, "Next: headroom diagnose, on its /metrics under load."])
+        return "Next: headroom lint of its command, with --gpu; headroom diagnose, on its /metrics under load."
 
 
 def infer_deployment(

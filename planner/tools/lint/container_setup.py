@@ -305,7 +305,7 @@ def _read_pod_uses(
     for one in objects:
         what, selector = one.get("kind"), get_nested(one, "spec", "selector")
         if what == "Service" and _selects(selector, labels):
-            yield from _read_service(one, named, objects)
+            yield from _read_service(one, named)
         elif what == "PodMonitor" and _selects(get_nested(selector, "matchLabels"), labels):
             for endpoint in list_items(get_nested(one, "spec", "podMetricsEndpoints")):
                 if port := get_nested(endpoint, "port"):
@@ -342,47 +342,11 @@ def _resolve_port(
     return PortUse(name, tuple(numbers), written)
 
 
-def _read_service(
-    service: Mapping[str, Any], named: Mapping[str, object], objects: Sequence[Mapping[str, Any]]
-) -> Iterator[PortUse]:
-    """Yield a Service's ports in the container, and who reaches it at ports that it does not have."""
+def _read_service(service: Mapping[str, Any], named: Mapping[str, object]) -> Iterator[PortUse]:
+    """Yield a Service's ports in the container."""
     ports = [one for one in list_items(get_nested(service, "spec", "ports")) if isinstance(one, Mapping)]  # fmt: skip
     targets = [one.get("targetPort", one.get("port")) for one in ports]
     if not ports or None in targets:
         return
     written = f"{_name(service)}: targetPort {', '.join(map(str, targets))}"
     yield _resolve_port(_name(service), written, targets, named)
-    own = {str(one.get("name")) for one in ports}
-    known = {str(one.get(key)) for one in ports for key in ("port", "name") if one.get(key)}
-    name = str(get_nested(service, "metadata", "name"))
-    labels = get_nested(service, "metadata", "labels") or {}
-    for other in objects:
-        kind, selector = other.get("kind"), get_nested(other, "spec", "selector", "matchLabels")
-        is_monitor = kind == "ServiceMonitor" and _selects(selector, labels)
-        wanted = (
-            [get_nested(one, "port") for one in list_items(get_nested(other, "spec", "endpoints"))]
-            if is_monitor
-            else [*_list_backend_ports(other.get("spec"), name)]
-            if kind in ("Ingress", "HTTPRoute")
-            else []
-        )
-        accepted = own if is_monitor else known
-        for port in filter(None, wanted):
-            if str(port) not in accepted and not is_unresolved(str(port)):
-                why = f"{_name(service)} has no port {str(port)!r:.40}, only {', '.join(sorted(accepted))}"
-                yield PortUse(_name(other), (), f"{_name(other)}: port {port}", problem=why)
-
-
-def _list_backend_ports(node: object, service: str) -> Iterator[object]:
-    """Yield the ports at which an Ingress or a route reaches a Service."""
-    if isinstance(node, Mapping):
-        backend = node.get("service")
-        if get_nested(backend, "name") == service:
-            yield from (get_nested(backend, "port", key) for key in ("number", "name"))
-        for reference in list_items(node.get("backendRefs")):
-            is_service = get_nested(reference, "kind") in (None, "Service")
-            if is_service and get_nested(reference, "name") == service:
-                yield get_nested(reference, "port")
-    inner = node.values() if isinstance(node, Mapping) else list_items(node)
-    for value in inner:
-        yield from _list_backend_ports(value, service)

@@ -48,7 +48,6 @@ class LintFinding:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name[:80])
-        object.__setattr__(self, "written", self.written)
 
     @property
     def needs_fix(self) -> bool:
@@ -105,7 +104,6 @@ class EngineChanges(StrictEntry):
     settings: dict[str, OptionChange] = Field(default_factory=dict)
     environment: dict[str, OptionChange] = Field(default_factory=dict)
     metrics: dict[str, OptionChange] = Field(default_factory=dict)
-    programs: dict[str, OptionChange] = Field(default_factory=dict)
 
 
 @cache

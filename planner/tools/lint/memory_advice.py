@@ -8,38 +8,28 @@ from planner.core.text import format_count
 from planner.core.units import GIB
 from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment
-from planner.engines.layout import ParallelLayout
-from planner.hardware.gpus import list_gpus
 from planner.memory.memory_plan import MemoryPlan, find_memory_changes, plan_memory
-from planner.models.registry import list_model_names, load_model
-from planner.parallelism.start_gate import explain_refused_start
 from planner.planning.memory_remedies import MemoryRemedies, MemoryRemedy, find_memory_remedies
 
 FEWER_ADAPTERS = (32, 16, 8, 4, 2, 1)
 """Slots of adapters to propose."""
-MAX_REMEDY_CHECKPOINT_BITS = 4.5
-"""Bits of a weight of a published checkpoint to propose, its scales not counted."""
 
 
 def find_command_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
     """Find the changes that free memory of a command; None if it surely starts as it is.
 
-    Beside those of every deployment: fewer slots of adapters, a published checkpoint of 4 bits, and
-    where no layout of the machine is enough, more machines and larger GPUs.
+    Beside those of every deployment these are fewer slots of adapters.
     """
     remedies = find_memory_remedies(memory)
     if remedies is None:
         return None
-    found = [*_try_fewer_adapters(memory), *remedies.remedies, *_try_checkpoints(memory)]
+    found = (*_try_fewer_adapters(memory), *remedies.remedies)
     same_gpus = remedies.same_gpus
     if not same_gpus and (fewer := reduce_adapters(memory)):
         changes = find_memory_changes(plan_memory(fewer), _list_mild_arguments(fewer))
         described = (change.describe(fewer) for change in changes)
         same_gpus = ", ".join([_name_slots(fewer), *described]) if changes else ""
-    smaller = {"quantization", "checkpoint"}
-    if not same_gpus and all(smaller & {*one.change.split()} for one in found if one.is_enough):
-        found += [*_try_more_machines(memory), *_try_larger_gpus(memory)]
-    return replace(remedies, remedies=tuple(found), same_gpus=same_gpus)
+    return replace(remedies, remedies=found, same_gpus=same_gpus)
 
 
 def describe_shortage(memory: MemoryPlan, remedies: MemoryRemedies) -> str:
@@ -77,6 +67,7 @@ def describe_remedies(memory: MemoryPlan, remedies: MemoryRemedies) -> list[str]
         lines += [f"Or on the same GPUs, all of these: {remedies.same_gpus}"] * bool(
             remedies.same_gpus
         )
+    lines.append("Other GPUs, machines and checkpoints: headroom plan")
     return [f"{head} {title}".strip(), *lines]
 
 
@@ -124,59 +115,3 @@ def _try_fewer_adapters(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
             break
     if best:
         yield best
-
-
-def _try_checkpoints(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
-    """Yield a published checkpoint of the model in 4 bits that is enough."""
-    deployment = memory.deployment
-    name = deployment.model.name
-    for other in list_model_names():
-        if not other.startswith(f"{name}-"):
-            continue
-        model = load_model(other)
-        bits = model.quantization.weight_bits
-        if model.is_inferred or bits > MAX_REMEDY_CHECKPOINT_BITS:
-            continue
-        changed = replace(deployment, model=model)
-        if explain_refused_start(changed) or (after := plan_memory(changed)).status != "ok":
-            continue
-        freed = after.kv_available.mid - memory.kv_available.mid
-        yield MemoryRemedy(
-            f"the checkpoint {other}", "smaller weights, at some accuracy", freed, True
-        )
-        return
-
-
-def _try_more_machines(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
-    """Yield the cheapest layout that is enough, whatever the number of machines."""
-    deployment = memory.deployment
-    for change in find_memory_changes(memory, {"layout"}):
-        layout: ParallelLayout = change.value
-        machines = -(-layout.num_gpus // deployment.gpus_per_node)
-        price = f"{format_count(machines, 'machine')} of {deployment.gpus_per_node} GPUs"
-        yield MemoryRemedy(change.describe(deployment), price, 0.0, True)
-
-
-def _try_larger_gpus(memory: MemoryPlan) -> Iterator[MemoryRemedy]:
-    """Yield the smallest GPU that is enough in the same layout and at least as fast."""
-    deployment = memory.deployment
-    now = deployment.gpu
-
-    as_fast = [
-        gpu
-        for gpu in list_gpus()
-        if gpu.vendor == now.vendor
-        and not gpu.slice_of
-        and gpu.memory_bytes > now.memory_bytes
-        and gpu.memory_bandwidth >= now.memory_bandwidth
-        and gpu.gpus_per_node >= min(deployment.gpus_per_node, now.gpus_per_node)
-        and gpu.peak_flops.get("bf16", 0) >= now.peak_flops.get("bf16", 0)
-    ]
-    for gpu in sorted(as_fast, key=lambda gpu: gpu.memory_bytes):
-        larger = replace(
-            deployment, gpu=gpu, gpu_total_bytes=gpu.memory_bytes, link_bandwidth=gpu.link_bandwidth
-        )
-        if not explain_refused_start(larger) and plan_memory(larger).status == "ok":
-            count = deployment.layout.num_gpus
-            yield MemoryRemedy(f"{count} x {gpu.name}", "larger GPUs", 0.0, True)
-            return

@@ -105,8 +105,6 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
     for finding in (
         *check_values(as_meant, command, version),
-        # a plan states what it rests on, its version's defaults included
-        *(() if command.planned_on else find_redundant_defaults(as_meant, command.engine, version)),
         *apply_option_rules(command, as_meant, version),
     ):
         index = indices.get((finding.kind, finding.name))
@@ -354,32 +352,6 @@ def find_engine_version(engine: str, version: str | Version) -> Engine | None:
         return engines.get_engine(engine, version)
     except PlannerError:
         return None
-
-
-def find_redundant_defaults(
-    parsed: ParsedCommandLine, engine: str, version: Version
-) -> Iterator[LintFinding]:
-    """Yield findings for options that set the default."""
-    facts = find_engine_version(engine, version)
-    if engine != "vllm" or facts is None:
-        return
-    for option in parsed.options:
-        fact = (
-            VERSIONED_DEFAULTS.get(option.option.argument)
-            if option.option and not option.error
-            else None
-        )
-        if fact and option.option and option.value == getattr(facts.facts, fact):
-            is_partly = fact == "prefix_caching" and not facts.facts.prefix_caching_hybrid
-            but = ", but for models with recurrent layers" * bool(is_partly and option.value)
-            why = f"the default of {engine} {version}{but}"
-            yield LintFinding(
-                "flag",
-                option.option.name,
-                " ".join((option.written, *option.words)),
-                "useless",
-                why,
-            )
 
 
 def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:

@@ -22,7 +22,6 @@ from planner.engines.cli_options import (
     get_cli_options,
     is_unresolved,
     load_flag_lists,
-    parse_engine_version,
 )
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import parse_gpu_count
@@ -55,7 +54,6 @@ from planner.tools.lint.findings import (
     LintVerdict,
     ReportVerdict,
     judge_findings,
-    load_engine_changes,
 )
 from planner.tools.lint.fixes import FixedCommand, fix_command
 from planner.tools.lint.option_checks import (
@@ -128,7 +126,6 @@ class LintReport:
     notes: tuple[str, ...]
     target_version: str | None
     upgrade_findings: tuple[LintFinding, ...]
-    programs: tuple[LintFinding, ...] = ()
     unread: tuple[LintFinding, ...] = ()  # texts beside the commands that were not judged
 
     @property
@@ -137,7 +134,6 @@ class LintReport:
         return [
             *(finding for report in self.commands for finding in report.checked.findings),
             *self.metrics,
-            *self.programs,
             *self.unread,
         ]
 
@@ -188,7 +184,6 @@ class LintReport:
                 for report in self.commands
             ],
             "metrics": [vars(finding) for finding in self.metrics],
-            "programs": [vars(finding) for finding in self.programs],
             "unread": [vars(finding) for finding in self.unread],
             "to": self.target_version, "drift": [vars(finding) for finding in self.upgrade_findings],
             "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
@@ -293,7 +288,6 @@ def lint(
         tuple(dict.fromkeys(notes)),
         to,
         tuple(dict.fromkeys(upgrade_findings)),
-        tuple(_check_programs(source.programs, checked_commands, version)),
         source.unread,
     )
 
@@ -379,23 +373,6 @@ def _compare_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]
             )
         why = f"the default is {after}, it was {before}"
         yield LintFinding("flag", name, f"{name} {before} -> {after}", "default changed", why, keep)
-
-
-def _check_programs(
-    names: Iterable[str], commands: Iterable[CheckedCommand], version: str | None
-) -> Iterator[LintFinding]:
-    """Yield the scripts beside the servers that their version no longer has."""
-    served = next((one.version for one in commands if one.command.engine == "vllm"), None)
-    release = (
-        parse_engine_version("vllm", version) if version else served
-    ) or load_flag_lists("vllm").versions[-1]  # fmt: skip
-    for name in names:
-        change = load_engine_changes("vllm").programs[name]
-        if change.gone_from and change.gone_from <= release:
-            why = f"vllm has no such script since {change.gone_from}, if not before"
-            yield LintFinding("word", name, name, "removed", why, change.advice)
-        else:
-            yield LintFinding("word", name, name, "ok", "a script of vllm's repository", "")
 
 
 def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:

@@ -20,7 +20,7 @@ from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
 from planner.planning.planned_replica import PlanFile
 from planner.tools.lint.container_setup import list_items
-from planner.tools.lint.findings import LintFinding, load_engine_changes
+from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.named_gpus import resolve_gpu
 from planner.tools.lint.server_commands import (
     SERVER_MENTION_PATTERN,
@@ -72,7 +72,6 @@ class ParsedSource:
 
     commands: tuple[ServerCommand, ...]
     metrics: tuple[str, ...]
-    programs: tuple[str, ...] = ()  # scripts beside the servers whose changes are recorded
     unread: tuple[LintFinding, ...] = ()  # what may start a server, and was not judged
 
 
@@ -90,7 +89,7 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
         )
     nearby = _NearbyFiles(text.replace("\r\n", "\n"), name, path.parent if path else Path())
     source = _read_text(_write_plan_commands(nearby), engine)
-    if not (source.commands or source.metrics or source.programs or source.unread):
+    if not (source.commands or source.metrics or source.unread):
         words = filter(
             parse_image_name, re.findall(r"[\w./-]+:[\w.-]+", nearby.text[:MAX_FILE_BYTES])
         )
@@ -127,7 +126,7 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         if re.search(pattern, f"{nearby.name}\n{text}", re.MULTILINE):
             unread_text = _make_unread(format_name, f"a {format_name} is not read")
             is_page = "page" in format_name and not SERVER_MENTION_PATTERN.search(text)
-            return ParsedSource((), metrics, (), () if is_page and metrics else (unread_text,))
+            return ParsedSource((), metrics, () if is_page and metrics else (unread_text,))
     found, unread = _take_commands(nearby, engine, "file")
     server_commands = [
         followed for command in found for followed in _follow_script(command, nearby)
@@ -165,12 +164,7 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
     used = {match[1] for one in commands for match in _READ_PATTERN.finditer(one.note)}
     within = tuple(f"data.{name}" for name in used)
     commands = [one for one in commands if not (used and one.where.startswith(within))]
-    programs = tuple(
-        name
-        for name in load_engine_changes("vllm").programs
-        if re.search(rf"(?<![\w-]){re.escape(name)}\b", text)
-    )
-    return ParsedSource(tuple(commands), metrics, programs, tuple(unread))
+    return ParsedSource(tuple(commands), metrics, tuple(unread))
 
 
 def _find_slurm_gpus(text: str) -> tuple[int | None, str] | None:

@@ -19,7 +19,6 @@ from planner.engines.cli_options import (
     merge_json,
 )
 from planner.tools.lint.container_setup import (
-    DEFAULT_SHM_BYTES,
     ContainerSetup,
     get_nested,
     list_items,
@@ -382,22 +381,16 @@ class TreeReader:
         setup = read_pod_setup(node, place.pod, place.kind, place.labels, self.objects)
         if "requestGPU" not in node:
             return setup
-        # production-stack mounts /dev/shm for its own key of tensor parallelism, not for one in extraArgs
-        # (helm/templates/deployment-vllm-multi.yaml, commit 010004e); workers of Ray have GPUs of their own
-        mounts = [get_nested(one, "mountPath") for one in list_items(node.get("extraVolumeMounts"))]
-        has_pool = get_nested(node, "lmcacheConfig", "enablePD") is True
-        has_shm = (
-            "tensorParallelSize" in str(node.get("vllmConfig")) or "/dev/shm" in mounts or has_pool
-        )
-        is_ray = "raySpec" in node
-        count = (
-            None
-            if get_nested(node, "raySpec", "enabled") is True
-            else parse_count(node["requestGPU"])
-        )
-        shm_bytes = None if has_shm or is_ray else DEFAULT_SHM_BYTES
+        count = parse_count(node["requestGPU"])
+        # whether the chart mounts /dev/shm is not said here
+        is_member = "raySpec" in node
         return replace(
-            setup, has_gpus=count != 0, num_gpus=count, shm_bytes=shm_bytes, network="own"
+            setup,
+            has_gpus=count != 0,
+            num_gpus=count,
+            shm_bytes=None,
+            network="own",
+            is_member=is_member,
         )
 
     def _read_environment(

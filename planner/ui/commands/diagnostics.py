@@ -2,19 +2,11 @@
 
 import argparse
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
-from planner.core.errors import PlannerError, require_extra
-from planner.core.files import (
-    OWN_PDF,
-    check_not_overwriting,
-    check_replaceable,
-    replace_atomically,
-)
+from planner.core.errors import PlannerError
 from planner.core.redaction import redact_text
 from planner.ui.commands.options import (
-    FORCE,
     JSON,
     LOG,
     SECONDS,
@@ -64,7 +56,7 @@ def run_explain_log(options: argparse.Namespace) -> int:
 add_explain_log = make_command(
     "explain-log",
     run_explain_log,
-    help="compare a vLLM startup log with the plan, and show what could be gained",
+    help="compare a vLLM startup log with the plan, and say what helps",
     arguments=[
         declare("log", type=Path, metavar="FILE", help="startup log of vLLM"),
         declare(
@@ -205,8 +197,6 @@ add_lint = make_command(
 
 VERDICT_CODES = {"PASS": 0, "FAIL": 1, "NOT MEASURED": 3}
 """Exit codes of `headroom verify`."""
-OWN_PAGE = "Cost and power are not in these files."
-"""What every page of `headroom verify` says (`launch_check.md.j2`)."""
 
 
 @watch_command
@@ -214,22 +204,10 @@ def run_verify(options: argparse.Namespace) -> int:
     """Print what was measured beside what was planned; the exit code is the verdict's."""
     from planner.tools.diagnostics.launch_check import check_launch
 
-    out = options.out
-    if out is not None:
-        pages = [Path(page) for page in (options.plan, *options.metrics)]
-        check_not_overwriting([*options.bench, *pages, *filter(None, [options.log])], [out])
-        if out.suffix not in (".md", ".pdf"):
-            raise PlannerError(f"--out names a .md or .pdf file, got {out}")
-        own = OWN_PDF if out.suffix == ".pdf" else ("# ", OWN_PAGE)
-        check_replaceable(out, *own, force=options.force)
-    typeset = load_typesetter() if out is not None and out.suffix == ".pdf" else str.encode
     check = check_launch(
         options.plan, options.bench, options.metrics, options.log, options.seconds, options.replicas
     )
     print(format_json(check.to_json()) if options.json else check)
-    if out is not None:
-        with replace_atomically(out) as (part,):
-            part.write_bytes(typeset(check.to_markdown()))
     return VERDICT_CODES[check.verdict]
 
 
@@ -271,25 +249,5 @@ add_verify = make_command(
             help="number of replicas that the benchmark ran on (default: 1, as in bench.sh)",
         ),
         JSON,
-        declare(
-            "--out", type=Path, metavar="FILE", help="also write the result to FILE.md or FILE.pdf"
-        ),
-        FORCE,
     ],
 )
-
-
-def load_typesetter() -> Callable[[str], bytes]:
-    """Return the function that makes a PDF of a page of Markdown."""
-    with require_extra("report", "a PDF"):
-        import pypandoc
-        import typst
-
-    def typeset(text: str) -> bytes:
-        style = f'#set document(keywords: "{OWN_PDF[1]}")\n'
-        style += "#set page(margin: 1.5cm)\n#set text(size: 9pt)\n#set table(stroke: 0.3pt)\n"
-        style += "#let horizontalrule = line(length: 100%)\n"
-        body = pypandoc.convert_text(text, "typst", format="gfm")
-        return bytes(typst.compile((style + body).encode(), ignore_system_fonts=True))
-
-    return typeset
