@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.core.errors import PlannerError
 from planner.tools.lint.report import LintReport, lint
 from planner.ui.cli import main
 
@@ -33,6 +34,49 @@ def test_deployments_that_people_published(posted: dict[str, Any]) -> None:
     assert not posted.get("form") or all(
         "Qwen/Qwen3-8B" in one.checked.command.line for one in report.commands
     )
+
+
+SEARCHED = yaml.safe_load(
+    (Path(__file__).parent / "data" / "searched.yaml").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("case", SEARCHED, ids=lambda case: case["source"])
+def test_nothing_that_was_searched_for_is_wrong_in_silence(case: dict[str, Any]) -> None:
+    version, gpu = case.get("version"), case.get("gpu")
+    try:
+        report = lint(case["text"], version and str(version), engine=case.get("engine"), gpu=gpu)
+        verdict, told = str(report.verdict), str(report)
+    except PlannerError as error:
+        verdict, told = "error", str(error)
+    assert verdict == case["verdict"] and case["told"] in told and "zzSECRETzz" not in told
+
+
+NOWHERE_NAMED = {
+    "a custom resource": """
+apiVersion: acme.io/v1
+kind: ModelDeployment
+spec:
+  template:
+    workers:
+    - name: w
+      container:
+        image: vllm/vllm-openai:v0.20.2
+        args: [--model, Qwen/Qwen3-8B, --no-such-flag, --max-model-len, "900000"]
+        resources: {limits: {nvidia.com/gpu: 1}}
+""",
+    "a job of Nomad": """{"Job": {"ID": "llm", "TaskGroups": [{"Tasks": [{"Name": "vllm", "Driver": "docker",
+ "Config": {"image": "vllm/vllm-openai:v0.20.2",
+ "args": ["--model", "Qwen/Qwen3-8B", "--no-such-flag", "--max-model-len", "900000"]}}]}]}}""",
+    "a drop-in of systemd": "[Service]\nExecStart=\nExecStart=/opt/vllm/bin/vllm \\\n    serve Qwen/Qwen3-8B \\\n"
+    "    # kept\n    --no-such-flag \\\n    --max-model-len 900000\n",
+}
+
+
+@pytest.mark.parametrize("text", NOWHERE_NAMED.values(), ids=NOWHERE_NAMED)
+def test_a_form_that_no_code_names_is_read(text: str) -> None:
+    found = to_fix(lint(text, "0.20.2"))
+    assert found == {"--no-such-flag": "unknown", "--max-model-len": "contradicts"}
 
 
 WRONG = {

@@ -267,8 +267,7 @@ def test_what_is_missing_adds_up() -> None:
     assert float(numbers[3]) == pytest.approx(80 * 8 * 128 * 4 * 32768 / 2 / 2**30, abs=0.01)
     alone, _, together = text.partition("Or on the same GPUs, all of these")
     assert (
-        "One change is enough" in alone
-        and "kv_cache_dtype" not in alone.partition("One change")[2]
+        "One change is enough" in alone and "kv_cache_dtype" not in alone.partition("One change")[2]
     )
     assert "no FP8 arithmetic" in together  # NVIDIA: A100 has none
     assert "requests of 32,768 tokens fit at once" in together
@@ -293,3 +292,22 @@ def test_a_suggestion_never_takes_throughput(model: str) -> None:
         before, after = command.plan.loads[-1].performance, command.plan.improved
         assert before and after and after.performance
         assert after.performance.output_tps.mid >= before.output_tps.mid
+
+
+def test_states_have_the_width_that_they_are_given_and_what_is_not_modelled_is_not_planned() -> (
+    None
+):
+    """27 of its 56 layers keep a Mamba-2 state of 128 heads, 80 channels and 128 elements each (config.json)."""
+    served = "vllm serve nvidia/NVIDIA-Nemotron-Nano-9B-v2 --max-model-len 8192"
+    sizes = []
+    for width in ("float32", "float16"):
+        (report,) = lint(f"{served} --mamba-ssm-cache-dtype {width}", "0.33.0", gpu="L40S").commands
+        assert report.plan
+        mixers = report.plan.deployment.model.architecture.mixers
+        sizes.append(
+            sum(one.compute_state_bytes() for one in mixers if hasattr(one, "state_width"))
+        )
+    assert sizes[0] - sizes[1] == 27 * 128 * 80 * 128 * 2
+    for gpu in ("L40S", None):
+        report = lint(f"{served} --mamba-cache-dtype float32", "0.33.0", gpu=gpu)
+        assert report.verdict == "at_risk" and "mamba_cache_dtype is not modelled" in str(report)

@@ -151,3 +151,20 @@ def test_masks_leave_what_is_read() -> None:
         assert redact_text(text) == text
     known = load_recorded_names("environment", "vllm")
     assert [name for name in known if is_secret_name(name)] == ["VLLM_API_KEY"]
+
+
+@pytest.mark.parametrize("line", [
+    "ValueError: could not reach {}", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {}",
+    "huggingface_hub.errors.RepositoryNotFoundError: 401 for {}", "RuntimeError: {}",
+])  # fmt: skip
+def test_what_a_log_says_beside_what_is_known_is_not_shown(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(f"INFO Model loading took 14.99 GiB memory\n{line.format('Zq7plainwords')}\n")
+    for words in (["explain-log", str(log)], ["explain-log", str(log), "--gpu", "L40S", "--model", "Qwen/Qwen3-8B"],
+                  ["diagnose", "--log", str(log)]):  # fmt: skip
+        for form in ([], ["--json"]):
+            main([*words, *form])
+            out = capsys.readouterr()
+            assert not find_planted(out.out, out.err)

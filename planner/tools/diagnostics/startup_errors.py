@@ -111,19 +111,20 @@ def find_startup_errors(text: str) -> list[StartupError]:
     for line in text.splitlines():
         for key, (phrase, pattern) in phrases.items():
             if match := pattern.search(line[:MAX_LINE_CHARS]):
-                errors.setdefault(key, _make_error(key, phrase, match, line))
+                errors.setdefault(key, _make_error(key, phrase, match))
                 break
     # people break long lines where they paste them, between words or in them
     unwrapped = [re.sub(r"\s*\n[>\s]*", blank, text[-MAX_UNWRAPPED_CHARS:]) for blank in (" ", "")]
     for key, (phrase, pattern) in phrases.items():
         match = next(filter(None, map(pattern.search, unwrapped)), None)
         if match and match[0] not in text:  # which is of one line
-            found = _make_error(key, phrase, match, match[0])
+            found = _make_error(key, phrase, match)
             if key not in errors or len(found.figures) > len(errors[key].figures):
                 errors[key] = found
     return list(errors.values())
 
 
-def _make_error(key: str, phrase: ErrorPhrase, match: re.Match[str], line: str) -> StartupError:
+def _make_error(key: str, phrase: ErrorPhrase, match: re.Match[str]) -> StartupError:
+    """Make the error of a phrase; of its line is shown what the phrase says, as the rest may be anything."""
     figures = {name: value for name, value in match.groupdict().items() if value is not None}
-    return StartupError(key, phrase, figures, redact_text(escape_to_one_line(line))[:300])
+    return StartupError(key, phrase, figures, redact_text(escape_to_one_line(match[0]))[:300])

@@ -116,9 +116,11 @@ def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
 
 
 def find_failures(text: str) -> list[str]:
-    """Return the errors of a log that end a start, without those that only point at another."""
-    found = re.findall(LOG_PHRASES["failure"], text)
-    return [line for line in found if "root cause above" not in line]
+    """Return the names of the errors of a log that end a start, without those that only point at another.
+
+    What follows a name may hold anything, and is not shown.
+    """
+    return re.findall(LOG_PHRASES["failure"], text)
 
 
 def _find_numbers(pattern: str, text: str) -> list[str]:

@@ -21,6 +21,7 @@ from planner.engines.gpu_capabilities import explain_unsupported_format
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import normalize_method_name
 from planner.hardware.gpus import parse_gpu_count
+from planner.models.architecture import DecoderLayer, RecurrentMixer
 from planner.models.registry import Model, load_model, load_model_at
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
@@ -281,6 +282,24 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
     return SpeculationConfig(method, tokens, head=draft)
 
 
+def _store_states(model: Model, width: int) -> Model:
+    """Return a model with that many bytes an element of its recurrent states; KDA's are FP32 always.
+
+    vLLM 0.33.0 layers/mamba/mamba_utils.py, MambaStateDtypeCalculator.
+    """
+    architecture, changed = model.architecture, dict[DecoderLayer, DecoderLayer]()
+    for layer in architecture.distinct_layers:
+        mixers = {
+            name: replace(mixer, state_width=width)
+            for name in ("mixer", "extra_mixer")
+            if isinstance(mixer := getattr(layer, name), RecurrentMixer)
+            and mixer.kind in ("mamba1", "mamba2", "gdn")
+        }
+        changed[layer] = replace(layer, **mixers) if mixers else layer  # type: ignore[arg-type]
+    layers = tuple(changed[layer] for layer in architecture.layers)
+    return replace(model, architecture=replace(architecture, layers=layers))
+
+
 def build_command_deployment(
     checked: CheckedCommand, gpu: str, version: str, other_tenants: int = 0
 ) -> Deployment:
@@ -312,6 +331,10 @@ def build_command_deployment(
             f"what {engine} makes of {name} with the quantization {quantization!r:.60} is not modelled"
             " here, so that the memory of its weights, latencies and throughput are not checked"
         )
+    state = values.get("mamba_ssm_cache_dtype")
+    if isinstance(state, str) and state != "auto":
+        model = _store_states(model, 4 if state == "float32" else 2)
+    get_engine(engine, version)  # a release that is not known is no refusal
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):

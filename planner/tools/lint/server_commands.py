@@ -290,6 +290,12 @@ def _parse_statement(
                 renamed_options=wrapper.renamed,
                 config=settings,
             )
+        if program == "torchrun":
+            why = (
+                "it starts the server several times, on the same port and the same GPUs: not judged"
+            )
+            once = LintFinding("word", program, program, "unread", why, "the server alone")
+            command = replace(command, findings=(once,))
         if shell_option is not None and shell_option < start:
             why = f"{program} {words[shell_option]} runs its first word; the others are $0, $1, ..."
             finding = _refuse_word(words[shell_option + 1], why, "the command in quotes")
@@ -430,7 +436,11 @@ def parse_container(
         version = (
             engine_image.version if engine_image and engine_image.engine == command.engine else ""
         )
-        yield replace(command, container=True, version=version or command.version)
+        known = command.findings
+        if engine_image and engine_image.starts and not replaced:
+            why = "the image starts the server itself, and takes these words for its options"
+            known = (*known, _refuse_word(words[0], why, "the model and its options alone"))
+        yield replace(command, container=True, version=version or command.version, findings=known)
     is_shell = [PurePath(word).name for word in words[:2]] in ([name] for name in _SHELL_PROGRAMS)
     # a script of the image, or one mounted; a shell alone is for somebody who types
     if not commands and engine_image and replaced and not is_shell:

@@ -1,7 +1,7 @@
 """Find what of a command no model knows: options, processors and servers of other kinds."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from pydantic import Field
@@ -21,6 +21,7 @@ class UnmodelledOptions(VersionedEntry):
 
     arguments: tuple[str, ...]
     changes: str
+    sizes: bool = False
     usual: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
@@ -32,37 +33,44 @@ def _load_unmodelled(engine: str) -> tuple[UnmodelledOptions, ...]:
     )
 
 
-def find_unmodelled_options(
-    checked: CheckedCommand, deployment: Deployment
-) -> Iterator[LintFinding]:
-    """Yield the options of a command planned as `deployment` that change what no model knows."""
-    command = checked.command
-    given = {**command.environment, **checked.argument_values}
-    generation = str(int(deployment.gpu.compute_capability or 0))
-    kind = f"{generation} mla" if deployment.model.architecture.is_mla else generation
-    for entry in _load_unmodelled(command.engine):
-        usual = (*entry.usual.get("any", ()), *entry.usual.get(kind, ()))
+def _list_given(
+    checked: CheckedCommand, kinds: Sequence[str]
+) -> Iterator[tuple[UnmodelledOptions, str, str]]:
+    """Yield what a command is given of the entries, by name and value, but for values usual with a kind."""
+    given = {**checked.command.environment, **checked.argument_values}
+    for entry in _load_unmodelled(checked.command.engine):
+        usual = [one.casefold() for kind in ("any", *kinds) for one in entry.usual.get(kind, ())]
         for name in entry.arguments if entry.applies_to(checked.version) else ():
             argument, _, key = name.partition(".")
             value = given.get(argument)
             if key:
                 value = value.get(key) if isinstance(value, Mapping) else None
-            if value is None or str(value).casefold() in map(str.casefold, usual):
-                continue
-            flag = f"--{argument.replace('_', '-')}"
-            kind, named, written = (
-                ("environment", name, f"{name}={command.shown.show_variable(name, str(value))}")
-                if name.isupper()
-                else ("setting", name, f"{name}: {value}")
-                if argument in command.config
-                else (
-                    "flag",
-                    flag,
-                    f"--{name.replace('_', '-')} {command.shown.show_word(flag, str(value))}",
-                )
+            if value is not None and str(value).casefold() not in usual:
+                yield entry, name, str(value)
+
+
+def find_unmodelled_options(
+    checked: CheckedCommand, deployment: Deployment
+) -> Iterator[LintFinding]:
+    """Yield the options of a command planned as `deployment` that change what no model knows."""
+    command, generation = checked.command, str(int(deployment.gpu.compute_capability or 0))
+    is_mla = deployment.model.architecture.is_mla
+    for entry, name, value in _list_given(checked, [generation, f"{generation} mla" * is_mla]):
+        argument = name.partition(".")[0]
+        flag = f"--{argument.replace('_', '-')}"
+        kind, named, written = (
+            ("environment", name, f"{name}={command.shown.show_variable(name, value)}")
+            if name.isupper()
+            else ("setting", name, f"{name}: {value}")
+            if argument in command.config
+            else (
+                "flag",
+                flag,
+                f"--{name.replace('_', '-')} {command.shown.show_word(flag, value)}",
             )
-            why = f"not modelled: it changes {entry.changes}"
-            yield LintFinding(kind, named, written, "unread", why)  # type: ignore[arg-type]
+        )
+        why = f"not modelled: it changes {entry.changes}"
+        yield LintFinding(kind, named, written, "unread", why)  # type: ignore[arg-type]
 
 
 def explain_unmodelled_server(checked: CheckedCommand) -> str:
@@ -73,4 +81,7 @@ def explain_unmodelled_server(checked: CheckedCommand) -> str:
         return f"it serves on processors that are not modelled here: {unchecked}"
     if re.search(r" --omni\b", command.launched):
         return f"vLLM-Omni serves a model in stages, which are not modelled here: {unchecked}"
+    sized = [(name, entry.changes) for entry, name, _ in _list_given(checked, ()) if entry.sizes]
+    if sized:
+        return f"{sized[0][0]} is not modelled here: it changes {sized[0][1]}"
     return ""
