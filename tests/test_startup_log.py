@@ -289,7 +289,7 @@ def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:
         (
             None,
             "meta-llama/Llama-3.1-70B",
-            "the log is of ibm-granite/granite-3.1-8b-instruct, the scenario plans .*70B",
+            "the log is of ibm-granite/granite-3.1-8b-instruct, the command serves .*70B",
         ),
     ],
 )

@@ -20,14 +20,12 @@ from planner.hardware.gpus import Gpu, list_gpus, parse_gpu_count
 from planner.hardware.gpus import get_gpu as find_gpu
 from planner.memory.memory_plan import MEMORY_TERMS, MemoryPlan, MemoryTerm, plan_memory
 from planner.models.registry import Model, load_model, load_model_at
-from planner.planning.candidate import describe_deployment, describe_formats
+from planner.planning.candidate import describe_formats
 from planner.planning.memory_remedies import (
     MemoryRemedies,
     find_memory_remedies,
     shift_kv_available,
 )
-from planner.planning.scenario import Scenario
-from planner.planning.search import get_reference_deployment, search_deployments
 from planner.tools.comparison import Column, ComparisonRow, format_table
 from planner.tools.diagnostics.startup_errors import (
     FailedStartError,
@@ -103,7 +101,6 @@ class LogExplanation:
     plan: MemoryPlan
     lines: tuple[ComparisonRow, ...]
     errors: tuple[StartupError, ...] = ()
-    memory_requested: str = ""  # what a scenario plans, in a line
     inferred: str = ""  # what the log does not state, and its figures imply
     states_utilization: bool = True  # the log, or the command that wrote it
 
@@ -287,10 +284,9 @@ class LogExplanation:
         )
         failure = [f"The log ends with: {self.log.failure}", text] if self.log.failure else []
         logged = f"{self.plan.deployment}, {describe_formats(self.plan.deployment)}"
-        planned = [f"The scenario plans {self.memory_requested}"] if self.memory_requested else []
         verdict = [self.verdict] if self.lines else []
         inferred = [self.inferred] if self.inferred else []
-        return "\n".join([logged, *planned, *inferred, *head, *failure, *verdict])
+        return "\n".join([logged, *inferred, *head, *failure, *verdict])
 
     @property
     def remedies(self) -> MemoryRemedies | None:
@@ -367,7 +363,7 @@ def infer_deployment(
             if not known.slice_of and abs(known.memory_bytes - total) < 0.02 * total
         )
         hint = f"; with {total / GIB:.2f} GiB it may be {near}" if near else ""
-        raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
+        raise PlannerError(f"the log does not name its GPU: add --gpu NAME{hint}")
     if planned and planned.gpu.name == chip.name:
         chip = planned.gpu
     model = _resolve_logged_model(model_name, quantization, planned)
@@ -414,30 +410,12 @@ def _find_logged_gpu(name: str | None) -> Gpu | None:
         return None
 
 
-def _plan_logged_scenario(scenario: Scenario, log: StartupLog, gpu: str | None) -> Deployment:
-    """Plan a scenario on the GPU of `log`; raise `PlannerError` if that can be one of several."""
-    chip = parse_gpu_count(gpu)[1] if gpu else _find_logged_gpu(log.arguments.get("gpu"))
-    total = log.figures.get("total", 0.0)
-    if chip:
-        matches = [c for c in scenario.gpus if c.gpu.name == chip.name] or scenario.gpus[:1]
-    else:
-        matches = [
-            c for c in scenario.gpus if abs(c.gpu.memory_bytes - total) < 0.02 * total
-        ] or scenario.gpus
-    if len(matches) > 1:
-        names = ", ".join(match.gpu.name for match in matches)
-        raise PlannerError(
-            f"the log does not name its GPU, and the scenario has {names}: add --gpu NAME"
-        )
-    return get_reference_deployment(search_deployments(replace(scenario, gpus=tuple(matches))))
-
-
 def _resolve_logged_model(
     name: str | None, quantization: str | None, planned: Deployment | None
 ) -> Model:
     """Return the model that a log names; the planned one if it names none, or an unknown path."""
     if name is None and planned is None:
-        raise PlannerError("the log does not name its model: add --scenario")
+        raise PlannerError("the log does not name its model: add --model NAME")
     if planned is not None and name in (None, planned.model.name):
         return planned.model
     try:
@@ -450,9 +428,7 @@ def _resolve_logged_model(
         planned is not None
         and model.architecture.params_total != planned.model.architecture.params_total
     ):
-        raise PlannerError(
-            f"the log is of {name}, the scenario plans {planned.model.name}; add --gpu NAME instead"
-        )
+        raise PlannerError(f"the log is of {name}, the command serves {planned.model.name}")
     return (
         load_model_at(str(name), quantization=quantization)
         if quantization and model.quantization.method == "none"
@@ -539,13 +515,13 @@ def _infer_memory_utilization(explanation: LogExplanation) -> float | None:
 def explain_log_file(
     path: str | Path,
     gpu: str | None = None,
-    planned: Deployment | Scenario | None = None,
+    planned: Deployment | None = None,
     model: str | None = None,
 ) -> LogExplanation:
     """Compare the log in the file `path` with the plan of its deployment; see `infer_deployment`.
 
-    A scenario is planned on the GPU of the log; a deployment is that of the command that wrote the
-    log. `model` is what it served, if the log does not say so by a name that is known.
+    `planned` is that of the command that wrote the log, `model` what it served, if the log does not say
+    so by a name that is known.
     """
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors = find_startup_errors(text)
@@ -584,15 +560,9 @@ def _guess_gpu(shortage: MemoryShortage | None) -> tuple[str | None, str]:
     )
 
 
-def _explain_log(
-    log: StartupLog, gpu: str | None, planned: Deployment | Scenario | None
-) -> LogExplanation:
+def _explain_log(log: StartupLog, gpu: str | None, planned: Deployment | None) -> LogExplanation:
     """Compare a log with the plan of its deployment, by the utilization that it implies."""
-    description = ""
-    is_stated = "gpu_memory_utilization" in log.arguments or isinstance(planned, Deployment)
-    if isinstance(planned, Scenario):
-        planned = _plan_logged_scenario(planned, log, gpu)
-        description = describe_deployment(planned)
+    is_stated = "gpu_memory_utilization" in log.arguments or planned is not None
     explanation = compare_log_to_plan(log, plan_memory(infer_deployment(log, gpu, planned)))
     inferred = ""
     if not is_stated and (utilization := _infer_memory_utilization(explanation)):
@@ -607,7 +577,6 @@ def _explain_log(
         )
     return replace(
         explanation,
-        memory_requested=description,
         inferred=inferred,
         states_utilization=is_stated or bool(inferred),
     )

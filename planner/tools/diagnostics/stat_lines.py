@@ -12,8 +12,6 @@ MIN_WAITING = 4.0
 """Requests that wait in the usual line, above which they queue."""
 MIN_STALLED_LINES = 3
 """Last lines in which nothing is computed while requests are in flight: half a minute."""
-MIN_SLOWDOWN = 4.0
-"""Factor by which fewer tokens a second are generated for as many requests, from which it is told."""
 _STAT_PATTERNS = {
     # vLLM v1/metrics/loggers.py and V0's engine/metrics.py
     "vllm": re.compile(
@@ -94,22 +92,6 @@ class StatLines:
         untold = [gap for gap, value in gaps.items() if value is None]
         return f"its lines do not tell {' and '.join(untold)}" if self.lines and untold else ""
 
-    @property
-    def slowdown(self) -> str:
-        """That as many requests are served with far fewer tokens a second than before; empty if not."""
-        paced = [line for line in self.lines if line.tps]
-        if len(paced) < 2:
-            return ""
-        best = max(paced, key=lambda line: line.tps or 0.0)
-        later = paced[paced.index(best) :]
-        worst = min(later, key=lambda line: line.tps or 0.0)
-        if (best.tps or 0.0) < MIN_SLOWDOWN * (worst.tps or 0.0) or worst.running < best.running:
-            return ""
-        return (
-            f"tokens a second fall from {best.tps:,.0f} with {best.running:.0f} running to"
-            f" {worst.tps:,.0f} with {worst.running:.0f}"
-        )
-
     def __str__(self) -> str:
         word = "retraction" if self.engine == "sglang" else "preemption"
         counted = f"; {format_count(self.preemptions, word)}" if self.preemptions else ""
@@ -132,8 +114,7 @@ class StatLines:
         # of an excerpt, one is enough where the cache is full and others wait for it
         is_full = usage >= BUSY_FRACTION and waiting >= 1
         if self.preemptions >= MIN_PREEMPTIONS or (self.preemptions and is_full):
-            evidence = (str(self), *filter(None, (self.slowdown,)))
-            yield DiagnosisFinding("kv_preemption", evidence)
+            yield DiagnosisFinding("kv_preemption", (str(self),))
         if waiting < max(MIN_WAITING, 0.1 * self.running):
             return
         if usage >= BUSY_FRACTION:

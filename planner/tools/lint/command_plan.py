@@ -82,15 +82,14 @@ class CommandPlan:
 
 
 def plan_command(
-    checked: CheckedCommand, gpu: str, version: str, workload: Workload | None = None,
-    other_tenants: int = 0,
-) -> CommandPlan:  # fmt: skip
+    checked: CheckedCommand, gpu: str, version: str, workload: Workload | None = None
+) -> CommandPlan:
     """Plan the command on a GPU, under `workload` or one of typical lengths, and suggest changes.
 
-    Others hold `other_tenants` bytes of it. Raises `PlannerError` for a deployment that is unknown
+    Raises `PlannerError` for a deployment that is unknown
     or that the engine rejects.
     """
-    memory, pool_argument = plan_command_memory(checked, gpu, version, other_tenants)
+    memory, pool_argument = plan_command_memory(checked, gpu, version)
     deployment, capped_length = memory.deployment, None
     starts_with_any_pool = deployment.engine.name in _CAPPING_ENGINES or (
         pool_argument == "num_gpu_blocks_override"
@@ -118,7 +117,7 @@ def plan_command(
             deployment, memory, load, loads, (), None, None, capped_length, pool_argument
         )
     share = deployment.args.gpu_memory_utilization
-    is_shared = share < get_default_memory_utilization(deployment) or other_tenants or pool_argument
+    is_shared = share < get_default_memory_utilization(deployment) or pool_argument
     names = [] if is_fixed else [
         name for name in ARGUMENT_SUGGESTERS if name != "gpu_memory_utilization" or not is_shared
     ]  # fmt: skip
@@ -159,16 +158,14 @@ def _suggest(
     return steps, improved
 
 
-def plan_command_memory(
-    checked: CheckedCommand, gpu: str, version: str, other_tenants: int = 0
-) -> tuple[MemoryPlan, str]:
+def plan_command_memory(checked: CheckedCommand, gpu: str, version: str) -> tuple[MemoryPlan, str]:
     """Plan the memory of a command on a GPU, and name the argument that sets its KV cache, if any.
 
     The cache then has that size whatever the share of the memory, which still has to be free at the
     start: vLLM 0.33.0 v1/worker/gpu_worker.py:542 and 656. Raises `PlannerError` for a deployment
     that is unknown or that the engine rejects.
     """
-    deployment = build_command_deployment(checked, gpu, version, other_tenants)
+    deployment = build_command_deployment(checked, gpu, version)
     memory, given = plan_memory(deployment), read_pool_option(checked)
     if given is None or memory.reason.startswith("Free memory"):
         return memory, ""

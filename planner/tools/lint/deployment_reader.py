@@ -300,10 +300,8 @@ def _store_states(model: Model, width: int) -> Model:
     return replace(model, architecture=replace(architecture, layers=layers))
 
 
-def build_command_deployment(
-    checked: CheckedCommand, gpu: str, version: str, other_tenants: int = 0
-) -> Deployment:
-    """Return the command's deployment on a GPU, of which others hold `other_tenants` bytes.
+def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) -> Deployment:
+    """Return the command's deployment on a GPU.
 
     Raises `PlannerError` for what the planner does not know, or the engine rejects.
     """
@@ -359,7 +357,7 @@ def build_command_deployment(
     try:
         deployment = deploy_on(
             model, gpu_spec, **vars(layout), engine=engine, engine_version=version,
-            gpus_per_node=node, speculation=speculation, other_tenants=other_tenants, **args,
+            gpus_per_node=node, speculation=speculation, **args,
         )  # fmt: skip
     except PlannerError as error:
         raise RefusedDeploymentError(str(error)) from None

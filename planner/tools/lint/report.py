@@ -71,7 +71,7 @@ from planner.tools.lint.server_commands import (
     is_hub_name,
     quote_word,
 )
-from planner.tools.lint.shared_gpus import GpuNeighbours, find_neighbours
+from planner.tools.lint.shared_gpus import find_neighbours
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.unmodelled import find_unmodelled_options
 from planner.workload.workload import Workload
@@ -262,7 +262,7 @@ def lint(
             if version or command.version
             else [f"no version given: checked against {command.engine} {checked_version}"]
         )
-        report = _plan_command(checked, planned_gpu, checked_version, workload, neighbours)
+        report = _plan_command(checked, planned_gpu, checked_version, workload)
         notes += report.plan.deployment.model.warnings if report.plan else ()
         if drafts := report.plan and report.plan.deployment.speculation:
             repeats = " n-gram drafts reach that only where outputs repeat parts of their prompts;"
@@ -433,9 +433,8 @@ def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
 
 
 def _plan_command(
-    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None,
-    neighbours: GpuNeighbours,
-) -> CommandReport:  # fmt: skip
+    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
+) -> CommandReport:
     """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
     fixed, again = _propose(checked, version)
     unsettled = tuple(
@@ -456,8 +455,7 @@ def _plan_command(
             why = f"the server ends with an error while it starts. {refusal.written}: {refusal.why}"
             return CommandReport(checked, fixed, None, why, unsettled)
     try:
-        tenants = neighbours.estimate_bytes(gpu)
-        plan = plan_command(starting, gpu, version, workload, tenants)
+        plan = plan_command(starting, gpu, version, workload)
     except RefusedDeploymentError as error:
         refusal = LintFinding("setting", "GPU", f"on {gpu}", "contradicts", str(error))
         checked = replace(checked, findings=(*checked.findings, refusal))
@@ -480,12 +478,12 @@ def _plan_command(
     found = (
         *find_unmodelled_options(checked, plan.deployment),
         *_describe_capped_length(checked, plan),
-        *_check_pool_size(checked, plan, gpu, version, tenants),
+        *_check_pool_size(checked, plan, gpu, version),
     )
     checked = replace(checked, findings=_merge_findings(checked.findings, found))
     settings = {step.argument: step.value for step in plan.steps}
     fixed, again = _propose(checked, version, settings)
-    if fixed.diff and _is_worse(again, plan, gpu, version, tenants):
+    if fixed.diff and _is_worse(again, plan, gpu, version):
         fixed, plan = (
             FixedCommand(checked.command, checked.command),
             replace(plan, steps=(), improved=None),
@@ -514,7 +512,7 @@ def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Itera
 
 
 def _check_pool_size(
-    checked: CheckedCommand, plan: CommandPlan, gpu: str, version: str, other_tenants: int
+    checked: CheckedCommand, plan: CommandPlan, gpu: str, version: str
 ) -> Iterator[LintFinding]:
     """Yield that a KV cache whose size is given is too small or too large, or what it leaves idle."""
     if not plan.pool_argument:
@@ -527,7 +525,7 @@ def _check_pool_size(
         if one.option is None or one.option.argument != plan.pool_argument
     )  # fmt: skip
     left_out = replace(checked, as_meant=replace(checked.as_meant, options=options))
-    without, _ = plan_command_memory(left_out, gpu, version, other_tenants)
+    without, _ = plan_command_memory(left_out, gpu, version)
     instead = f"leave it out: {without.pool.reported_tokens:,} tokens" if without.can_start else ""
     if memory.status != "ok":
         why = f"{holds}, whatever --gpu-memory-utilization says"
@@ -558,12 +556,10 @@ def _propose(
     return FixedCommand(checked.command, checked.command), checked
 
 
-def _is_worse(
-    fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str, other_tenants: int
-) -> bool:
+def _is_worse(fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str) -> bool:
     """Return whether the memory of the fixed command is tighter than it was."""
     try:
-        memory, _ = plan_command_memory(fixed, gpu, version, other_tenants)
+        memory, _ = plan_command_memory(fixed, gpu, version)
     except PlannerError:
         return True
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number
-from planner.tools.lint.command_plan import plan_command_memory
 from planner.tools.lint.deployment_reader import (
     get_share_of_memory,
     read_layout,
@@ -26,18 +25,6 @@ class GpuNeighbours:
         """Their places in the file, with the share of the memory that each takes."""
         shares = ((one.command.where, get_share_of_memory(one)) for one in self.commands)
         return " and ".join(f"{where} ({share:g})" for where, share in shares)
-
-    def estimate_bytes(self, gpu: str) -> int:
-        """Estimate the bytes that the others hold of a GPU of that kind, once they run."""
-        size = 0
-        for one in self.commands:
-            try:
-                memory = plan_command_memory(one, gpu, str(one.version))[0]
-            except PlannerError:  # not known, or it does not start by itself
-                continue
-            parts = memory.bytes_by_part
-            size += memory.total_bytes - parts["headroom"]
-        return size
 
     def check_shares(self, checked: CheckedCommand) -> tuple[LintFinding, ...]:
         """Return a finding if the shares of one GPU's memory come to more than all of it.

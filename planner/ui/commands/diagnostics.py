@@ -21,22 +21,17 @@ from planner.ui.commands.options import (
 @watch_command
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
-    from planner.planning.scenario import load_scenario
     from planner.tools.diagnostics.log_comparison import explain_log_file
     from planner.tools.diagnostics.startup_errors import FailedStartError
     from planner.tools.lint.report import read_launched_deployment
 
-    if options.launched and (options.scenario or not options.gpu):
-        raise PlannerError("--command goes with --gpu NAME, and without --scenario")
+    if options.launched and not options.gpu:
+        raise PlannerError("--command goes with --gpu NAME")
     try:
         explanation = explain_log_file(
             options.log,
             options.gpu,
-            read_launched_deployment(options.launched, options.gpu)
-            if options.launched
-            else load_scenario(options.scenario)
-            if options.scenario
-            else None,
+            read_launched_deployment(options.launched, options.gpu) if options.launched else None,
             options.model,
         )
     except FailedStartError as error:
@@ -59,12 +54,6 @@ add_explain_log = make_command(
     help="compare a vLLM startup log with the plan, and say what helps",
     arguments=[
         declare("log", type=Path, metavar="FILE", help="startup log of vLLM"),
-        declare(
-            "--scenario",
-            metavar="SCENARIO",
-            help="scenario to compare with, on the GPU of the log or --gpu; arguments in the log take "
-            "precedence",
-        ),
         declare(
             "--gpu",
             metavar="NAME",
