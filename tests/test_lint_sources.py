@@ -390,12 +390,12 @@ def test_two_services_on_one_gpu_ask_for_more_than_all_of_it(
     option = {"--gpu-memory-utilization": "contradicts"} if shared else {}
     assert to_fix(lint(text)) == option
     report = lint(text, gpu="A100-80GB")
-    assert [one.plan.memory.can_start for one in report.commands if one.plan] == [not shared] * 2
+    assert [bool(one.plan and one.plan.memory.can_start) for one in report.commands] == [
+        not shared
+    ] * 2
     if shared:
         assert "services.b (0.6) on GPU 0" in str(report) or "GPU-8f2a" in str(report)
-        assert all(
-            "less than desired" in one.plan.memory.reason for one in report.commands if one.plan
-        )
+        assert all("starts last" in one.not_planned_reason for one in report.commands)
     assert "0.95" not in str(report)
 
 

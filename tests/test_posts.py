@@ -349,7 +349,6 @@ def test_a_retraction_with_a_full_cache_is_found_in_sglangs_words() -> None:
     diagnosis = diagnose(log=POSTS / "62_sglang_retraction.log")
     assert [one.mode for one in diagnosis.findings] == ["kv_preemption"]
     text = str(diagnosis)
-    assert "from 341 with 5 running to 22 with 6" in text
     assert "schedule_conservativeness" in text
     assert "max_running_requests" in text
     assert "sglang:num_retracted" in text

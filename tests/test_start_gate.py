@@ -333,15 +333,13 @@ def test_a_layout_that_the_shell_computes_is_not_judged() -> None:
 
 
 def test_below_compute_capability_8_vllm_0_8_is_judged_as_its_old_engine() -> None:
-    line = (
-        "vllm serve Qwen/Qwen2.5-7B-Instruct --dtype half --enable-chunked-prefill --swap-space 4"
-    )
+    line = "vllm serve Qwen/Qwen2.5-7B-Instruct --dtype half --swap-space 4"
     useless = {
         one.name
         for one in lint(line, "0.8.5", gpu="A100-80GB").findings
         if one.verdict == "useless"
     }
     old = lint(line, "0.8.5", gpu="RTX-2080-Ti-22GB")
-    assert useless == {"--enable-chunked-prefill", "--swap-space"}
+    assert useless == {"--swap-space"}
     assert not useless & {one.name for one in old.findings if one.verdict == "useless"}
     assert "engine V0" in str(old)

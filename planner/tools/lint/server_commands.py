@@ -437,13 +437,14 @@ def parse_container(
             engine_image.version if engine_image and engine_image.engine == command.engine else ""
         )
         known = command.findings
-        if engine_image and engine_image.starts and not replaced:
+        is_shell = PurePath(words[0]).name in _SHELL_PROGRAMS
+        if engine_image and engine_image.starts and not (replaced or is_shell):
             why = "the image starts the server itself, and takes these words for its options"
             known = (*known, _refuse_word(words[0], why, "the model and its options alone"))
         yield replace(command, container=True, version=version or command.version, findings=known)
-    is_shell = [PurePath(word).name for word in words[:2]] in ([name] for name in _SHELL_PROGRAMS)
+    is_typed = [PurePath(word).name for word in words[:2]] in ([name] for name in _SHELL_PROGRAMS)
     # a script of the image, or one mounted; a shell alone is for somebody who types
-    if not commands and engine_image and replaced and not is_shell:
+    if not commands and engine_image and replaced and not is_typed:
         yield ServerCommand(
             location,
             engine_image.engine,

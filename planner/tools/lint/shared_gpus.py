@@ -42,7 +42,7 @@ class GpuNeighbours:
         )
         instead = "a lower share for one of them"
         written = f"{option} {shares[0]:g}" if is_given else "(not given)"
-        return (LintFinding("flag", option, written, "contradicts", why, instead),)
+        return (LintFinding("flag", option, written, "contradicts", why, instead, refused=True),)
 
 
 def find_neighbours(checked: CheckedCommand, commands: Sequence[CheckedCommand]) -> GpuNeighbours:
