@@ -4,14 +4,16 @@ import contextlib
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -22,37 +24,48 @@ from test_plan_command import QUESTION
 from planner.calibration.user_fit import CalibrationFit, fit_calibration
 from planner.core.errors import PlannerError
 from planner.core.files import get_report_date, replace_atomically
+from planner.core.readers import read_text
 from planner.latency.coefficient_lookup import load_user_calibrations
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
 from planner.ui.cli import main
-from planner.ui.plan_files import write_plan_files
+from planner.ui.plan_files import check_plan_folder, write_plan_files, write_plan_folders
 
 MEASURED = """\
 model,gpu,engine,engine_version,isl,osl,concurrency,num_prompts,measured_ttft_ms,measured_tpot_ms
 meta-llama/Llama-3.1-8B-Instruct,L40S,vllm,0.20.2,512,64,8,16,60,24
 """
 WRITER = """
-import os, signal, sys
+import sys
 from pathlib import Path
-from planner.core import files
 from planner.core.files import replace_atomically
-folder, letter, moment = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-steps = 0
-def step(event, arguments):
-    global steps
-    if event in ("open", "os.rename", "os.remove", "os.chmod") and str(folder) in str(arguments):
-        steps += 1
-        if steps == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(step)
 while True:
-    with replace_atomically(*(folder / str(n) for n in range(4))) as parts:
+    with replace_atomically(*(Path(sys.argv[1]) / str(n) for n in range(4))) as parts:
         for part in parts:
-            part.write_text(letter * 100_000)
-    if moment:
-        break
+            part.write_text(sys.argv[2] * 100_000)
 """
+WRITES = ("open", "os.rename", "os.remove", "os.chmod", "os.mkdir", "os.rmdir", "os.link")
+
+
+def killed(write: Callable[[], object], folder: Path, moment: int) -> bool:
+    """Whether a fork of this process that writes is killed at this change of the folder."""
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        steps = 0
+
+        def step(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal steps
+            if event in WRITES and str(folder) in str(arguments):
+                steps += 1
+                if steps == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        try:
+            write()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 def letters(folder: Path) -> list[str]:
@@ -62,19 +75,50 @@ def letters(folder: Path) -> list[str]:
     return [text[0] for text in found]
 
 
-def writer(folder: Path, letter: str, moment: int = 0) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, folder, letter, str(moment)])
+def writer(folder: Path, letter: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, folder, letter])
 
 
-def test_a_writer_killed_at_any_of_its_steps_leaves_whole_files(tmp_path: Path) -> None:
-    for n in range(4):
-        (tmp_path / str(n)).write_text("a" * 100_000)
-    for moment in range(1, 40):
-        if writer(tmp_path, "b", moment).wait() == 0:
+def test_a_plan_killed_at_any_of_its_writes_is_whole_or_said_to_be_none(
+    tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Old files, new ones, or the next command that reads one of them says that they may be of two."""
+    answers = [
+        answer_of(search_deployments(load_scenario(mine, changes)))
+        for changes in ({"outputs": ["compose", "kubernetes"]}, {"workload.rate": 3})
+    ]
+    kept, out = tmp_path / "kept", tmp_path / "out"
+    pdf = tmp_path / "new.pdf"
+    pdf.write_text("%PDF")
+
+    def write() -> None:
+        write_plan_folders({out / "a": answers[1], out / "b": answers[1]}, {out / "r.pdf": pdf})
+
+    for name in ("a", "b"):
+        write_plan_files(answers[0], kept / name)
+    (kept / "r.pdf").write_text("old")
+    shutil.copytree(kept, out)
+    write()
+    old, new = contents(kept), contents(out)
+    assert old.keys() > new.keys() and all(old[name] != new[name] for name in ("r.pdf", "a/plan.json"))
+    mixed = 0
+    for moment in range(1, 200):
+        shutil.rmtree(out)
+        shutil.copytree(kept, out)
+        if not killed(write, out, moment):
             break
-        found = letters(tmp_path)
-        assert found == sorted(found, reverse=True)
-    assert moment > 10 and letters(tmp_path) == ["b"] * 4
+        found = contents(out)
+        if found not in (old, new):
+            mixed += 1
+            for name in found.keys() - {"r.pdf"}:
+                with pytest.raises(PlannerError, match="was killed; run it again"):
+                    read_text(out / name)
+            assert main(["plan", str(out / "a/plan.json")]) == 2
+            check_plan_folder(answers[1].scenario, out / "a", force=False)
+            write()
+            assert contents(out) == new
+            assert read_text(out / "a/plan.json")
+    assert moment > 50 and mixed > 10 and contents(out) == new
 
 
 def test_writers_at_once_never_mix(tmp_path: Path) -> None:
@@ -95,6 +139,25 @@ def test_writers_at_once_never_mix(tmp_path: Path) -> None:
             process.wait()
 
 
+def test_of_two_plans_at_once_the_later_is_whole(mine: Path, tmp_path: Path) -> None:
+    """The second has looked at the folder before the first one writes a file that it has not."""
+    out = tmp_path / "out"
+    first = answer_of(search_deployments(load_scenario(mine, {"outputs": ["compose"]})))
+    second = answer_of(search_deployments(load_scenario(mine)))
+    write_plan_files(second, out)
+    alone = contents(out)
+
+    def write_between(*arguments: object, **named: object) -> object:
+        write_plan_files(first, out)
+        assert contents(out).keys() > alone.keys()
+        return replace_atomically(*arguments, **named)  # type: ignore[arg-type]
+
+    with patch("planner.ui.plan_files.replace_atomically", side_effect=[None]) as mocked:
+        mocked.side_effect = lambda *a, **n: (mocked.configure_mock(side_effect=replace_atomically), write_between(*a, **n))[1]
+        write_plan_files(second, out)
+    assert contents(out) == alone
+
+
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """No file can grow beyond `size` bytes."""
@@ -109,11 +172,11 @@ def full_disk(size: int) -> Iterator[None]:
 
 
 def contents(folder: Path) -> Mapping[str, bytes]:
-    """File name -> what is in it, without what a killed writer left under a name of its own."""
+    """File -> what is in it, without what a killed writer left under names of its own."""
     return {
-        path.name: path.read_bytes()
-        for path in folder.iterdir()
-        if path.is_file() and path.suffix != ".part"
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name[0] != "."
     }
 
 
@@ -168,7 +231,7 @@ def test_a_full_disk_leaves_the_earlier_plan(mine: Path, tmp_path: Path) -> None
     before, another = contents(out), search_deployments(load_scenario(mine, {"workload.rate": 3}))
     with (
         full_disk(1500),
-        pytest.raises(PlannerError, match=r"^cannot write .*out: File too large$"),
+        pytest.raises(OSError, match=r"cannot write .*out: File too large$"),
     ):
         write_plan_files(answer_of(another), out)
     assert contents(out) == before
@@ -207,11 +270,11 @@ def test_a_full_disk_leaves_what_commands_wrote_before(
         ["calibrate", str(measured), "--out", str(own)],
     )
     assert [main(command) for command in commands] == [0, 0]
-    before = (contents(tmp_path), contents(out))
+    before = contents(tmp_path)
     with full_disk(100):
-        assert [main(command) for command in commands] == [2, 2]
+        assert [main(command) for command in commands] == [70, 70]
     assert capsys.readouterr().err.count("File too large") == 2
-    assert (contents(tmp_path), contents(out)) == before
+    assert contents(tmp_path) == before
 
 
 def test_the_date_is_that_of_source_date_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -54,19 +54,35 @@ def check_replaceable(path: Path, beginning: str, mark: str = "", *, force: bool
         )
 
 
-MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+MACHINE_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM
+)  # fmt: skip
 """What fails because of the machine, whatever was asked."""
+UNFINISHED = ".headroom-unfinished"
+"""In a folder whose files are being replaced, or were when their writer was killed: their names."""
+
+
+def make_file_error(error: OSError | ValueError, doing: str) -> Exception:
+    """Return the machine's failure as an `OSError`, and any other as a `PlannerError`."""
+    problem = f"{doing}: {getattr(error, 'strerror', None) or error}"
+    if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+        return OSError(error.errno, problem)
+    return PlannerError(problem)
 
 
 @contextmanager
 def replace_atomically(
-    *paths: Path, stale: Iterable[Path] = (), new: bool = False, updating: bool = False
+    *paths: Path,
+    find_stale: Callable[[], Iterable[Path]] = tuple,
+    new: bool = False,
+    updating: bool = False,
 ) -> Iterator[list[Path]]:
     """Yield temporary paths that replace `paths` together when the block ends without an error.
 
-    A failed write or a killed process leaves the earlier files. The folder that holds all files is
-    locked while they are replaced, so that files of two processes never mix; `stale` files are
-    removed under the same lock. A block that is `updating` has the lock from its beginning, so that
+    A failed write leaves the earlier files. The folders are locked while files are replaced, so
+    that those of two processes never mix; those that `find_stale` finds then are removed. A process
+    that is killed in the middle of it leaves a list of the files that may be of two writers, which
+    `list_unfinished` reads. A block that is `updating` has the locks from its beginning, so that
     what it reads of `paths` is what it replaces. A pipe or a device is written directly. Raises
     `PlannerError` if a file cannot be written, or exists although it must be `new`.
     """
@@ -74,31 +90,70 @@ def replace_atomically(
     try:
         with ExitStack() as stack:
             made = [_make_temp_path(path, parts) for path in paths]
-            places = [place.parent for place in parts.values()] or [paths[0].parent]
-            folder = Path(os.path.commonpath(places))
-            if updating:
+            folders = sorted({place.parent for place in parts.values()})
+            for folder in folders * updating:
                 stack.enter_context(lock_folder(folder))
             yield made
-            if not updating:
+            for folder in folders * (not updating):
                 stack.enter_context(lock_folder(folder))
-            for part, place in parts.items():
-                if new:
-                    os.link(part, place)
-                    continue
-                if place.exists():
-                    shutil.copymode(place, part)
-                part.replace(place)
-            for path in stale:
-                path.unlink(missing_ok=True)
+            stale = [path for path in find_stale() if path.exists()]
+            with _list_replaced([*parts.values(), *stale]):
+                for part, place in parts.items():
+                    if new:
+                        os.link(part, place)
+                        continue
+                    if place.exists():
+                        shutil.copymode(place, part)
+                    part.replace(place)
+                for path in stale:
+                    path.unlink(missing_ok=True)
     except OSError as error:
         where = paths[0] if len(paths) == 1 else paths[0].parent
-        if error.errno in MACHINE_ERRORS:
-            raise OSError(error.errno, f"cannot write it: {error.strerror}", str(where)) from None
-        raise PlannerError(f"cannot write {where}: {error.strerror or error}") from None
+        raise make_file_error(error, f"cannot write {where}") from None
     finally:
         for part in parts:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _list_replaced(places: Sequence[Path]) -> Iterator[None]:
+    """Have the names of several files listed in their folders while the block replaces them."""
+    replaced: dict[Path, set[str]] = {}
+    for place in places:
+        replaced.setdefault(place.parent, set()).add(place.name)
+    before = {folder: list_unfinished(folder) for folder in replaced}
+    if len(places) > 1:
+        for folder, names in replaced.items():
+            (folder / UNFINISHED).write_text("\n".join(before[folder] | names), encoding="utf-8")
+    yield
+    for folder, names in before.items():
+        if left := names - replaced[folder]:
+            (folder / UNFINISHED).write_text("\n".join(left), encoding="utf-8")
+        else:
+            (folder / UNFINISHED).unlink(missing_ok=True)
+
+
+def list_unfinished(folder: Path) -> set[str]:
+    """List the files of a folder that may be of two writers, because one was killed."""
+    with suppress(OSError):
+        if (kept := folder / UNFINISHED).is_file():
+            with kept.open(encoding="utf-8", errors="replace") as file:
+                return set(file.read(2**16).splitlines())
+    return set()
+
+
+def check_finished(path: Path) -> None:
+    """Raise `PlannerError` for a file whose writer was killed while it replaced several."""
+    folder = Path(os.path.realpath(path)).parent
+    if path.name in list_unfinished(folder):
+        with lock_folder(folder):  # until a writer that goes on has finished
+            names = list_unfinished(folder)
+        if path.name in names:
+            raise PlannerError(
+                f"{path} may not belong to the files beside it: the command that replaced"
+                f" {len(names)} of them was killed; run it again"
+            )
 
 
 def _make_temp_path(path: Path, parts: dict[Path, Path]) -> Path:
@@ -159,7 +214,7 @@ def ensure_folder(path: Path) -> Path:
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise PlannerError(f"cannot write into {path}: {error.strerror or error}") from None
+        raise make_file_error(error, f"cannot write into {path}") from None
     return path
 
 

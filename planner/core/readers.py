@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from planner.core.errors import PlannerError
+from planner.core.files import check_finished, make_file_error
 from planner.core.redaction import MASK
 from planner.core.units import MIB
 
@@ -33,6 +34,7 @@ _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
     """Open a regular file for reading; `PlannerError` if it is none or exceeds `max_bytes`."""
+    check_finished(path)
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -45,9 +47,7 @@ def open_bounded(path: Path, max_bytes: int, prefix: str = "") -> BinaryIO:
             )
         return path.open("rb")
     except (OSError, ValueError) as error:
-        raise PlannerError(
-            f"cannot read {prefix}{path}: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        raise make_file_error(error, f"cannot read {prefix}{path}") from None
 
 
 def read_text(path: Path, max_bytes: int = 16 * MIB, errors: str = "strict") -> str:
@@ -60,7 +60,7 @@ def read_text(path: Path, max_bytes: int = 16 * MIB, errors: str = "strict") -> 
             f"cannot read {path}: byte {error.start + 1:,} is not UTF-8 text"
         ) from None
     except OSError as error:
-        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
+        raise make_file_error(error, f"cannot read {path}") from None
 
 
 def read_csv_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, list[str]]]:
@@ -78,7 +78,9 @@ def read_csv_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, list[str]]
                         f" {MAX_CSV_CELLS_PER_LINE:,} are"
                     )
                 yield lines.line_num, cells
-        except (csv.Error, OSError, ValueError) as error:
+        except OSError as error:
+            raise make_file_error(error, f"cannot read {path}") from None
+        except (csv.Error, ValueError) as error:
             raise PlannerError(f"{path.name} is not a CSV that can be read: {error}") from None
 
 

@@ -36,7 +36,7 @@ from planner.ui.plan_comparison import (
     check_plan_count,
     describe_cheapest_plan,
 )
-from planner.ui.plan_files import check_plan_folder, write_plan_files
+from planner.ui.plan_files import check_plan_folder, write_plan_files, write_plan_folders
 from planner.ui.plan_tables import describe_scenario, summarize_plan
 from planner.ui.plan_text import format_answer, render_rows, tell_measure_first
 from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
@@ -143,9 +143,13 @@ def write_comparison_report(
         "question": "Several questions, answered side by side.",
     }
     title |= {"verdict": describe_cheapest_plan(answers), "spare": ""}
-    return _write_single_notebook_report(
-        plans, NOTEBOOK_DIR / "compare.ipynb", _build_page(title, facts), out
-    )
+    notebook, page = NOTEBOOK_DIR / "compare.ipynb", _build_page(title, facts)
+    with (
+        _typeset_notebooks(plans, {}, [notebook], ["live"], page) as path,
+        replace_atomically(out / "report.pdf") as (part,),
+    ):
+        shutil.copyfile(path, part)
+    return out / "report.pdf"
 
 
 def write_fleet_report(
@@ -199,27 +203,11 @@ def write_fleet_report(
             filter(None, (fleet_tables.describe_safer(plan), fleet_tables.describe_growth(plan)))
         ),
     }
-    report = _write_single_notebook_report(
-        plan, NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts), out
-    )
-    for name, part in members.items():
-        write_plan_files(build_answer(part, FILE_PARTS), out / name)
-    return report, plan.current is not None
-
-
-def _write_single_notebook_report(
-    kept: object,
-    notebook: Path,
-    title: Mapping[str, Any],
-    out: Path,
-) -> Path:
-    """Write a PDF of one notebook about the plans `kept` to the folder `out`; return its path."""
-    with (
-        _typeset_notebooks(kept, {}, [notebook], ["live"], title) as path,
-        replace_atomically(out / "report.pdf") as (part,),
-    ):
-        shutil.copyfile(path, part)
-    return out / "report.pdf"
+    notebook, page = NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts)
+    with _typeset_notebooks(plan, {}, [notebook], ["live"], page) as report:
+        answers = {out / name: build_answer(part, FILE_PARTS) for name, part in members.items()}
+        write_plan_folders(answers, {out / "report.pdf": report})
+    return out / "report.pdf", plan.current is not None
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 import json
 import math
-import os
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from planner.core.files import (
     check_output_folder,
     ensure_folder,
     get_report_date,
+    list_unfinished,
     replace_atomically,
 )
 from planner.core.number_format import format_number, format_probability, format_usd
@@ -110,49 +111,72 @@ def write_plan_files(answer: Answer, out: Path, report: Path | None = None) -> t
     Files of an earlier plan that this one does not have are removed. Returns the names; raises
     `PlannerError` if `out` cannot be written.
     """
-    chosen, scenario, first = answer.chosen, answer.scenario, answer.measure_first
-    texts = (
-        render_artifacts(
-            chosen.prediction,
-            scenario.slo_targets,
-            scenario.storage,
-            scenario.output_kinds,
-            answer.day,
-        )
-        if chosen
-        else {}
+    paths = write_plan_folders({out: answer}, {out / "report.pdf": report} if report else {})
+    return tuple(path.relative_to(out).as_posix() for path in paths)
+
+
+def write_plan_folders(
+    answers: Mapping[Path, Answer], finished: Mapping[Path, Path]
+) -> tuple[Path, ...]:
+    """Write each plan to its folder, and copies of `finished` files by place: all of them or none.
+
+    Returns the paths of the plans' files.
+    """
+    texts = {
+        out / name: text for out, answer in answers.items() for name, text in _render(answer, out)
+    }
+    paths = [*texts, *finished]
+    check_not_overwriting(
+        [file for answer in answers.values() for file in answer.scenario.files], paths
     )
-    user_files = set[str]()
-    if os.path.exists(secrets := out / SECRETS_FILE) and any(
-        line.strip() and line[0] != "#" for line in read_text(secrets).splitlines()
-    ):  # it sets variables
-        user_files = {SECRETS_FILE}
-    texts = {name: text for name, text in texts.items() if name not in user_files}
-    if first and first.files:
-        rendered = render_artifacts(
-            first.offer.prediction, scenario.slo_targets, scenario.storage, BENCHMARK_ARTIFACTS
-        )
-        texts |= {name: rendered[name.removeprefix(BENCHMARK_DIR)] for name in first.files}
-    fields = serialize_plan_file(answer)
-    texts["plan.json"] = json.dumps(fields, indent=2, allow_nan=False) + "\n"
-    paths = [out / name for name in (*texts, *([report.name] if report else []))]
-    check_not_overwriting(scenario.files, paths)
-    for folder in {out, *(path.parent for path in paths)}:
+    for folder in {path.parent for path in paths}:
         ensure_folder(folder)
-    stale = [out / name for name in _list_previous_files(out) if name not in {*texts, *user_files}]
-    with replace_atomically(*paths, stale=stale) as parts:
-        for part, path, text in zip(parts, paths, texts.values(), strict=False):
+    stale = set[Path]()
+
+    def find_stale() -> set[Path]:
+        for out in answers:
+            kept = {SECRETS_FILE} if _has_secrets(out) else set()
+            stale.update(out / name for name in _list_previous_files(out) - kept)
+        stale.difference_update(paths)
+        return stale
+
+    with replace_atomically(*paths, find_stale=find_stale) as parts:
+        for part, (path, text) in zip(parts, texts.items(), strict=False):
             part.write_text(text, encoding="utf-8")
             if path.name == SECRETS_FILE:
                 part.chmod(0o600)
                 with suppress(OSError):  # its new content would take over a wider mode
                     path.chmod(0o600)
-        if report:
-            shutil.copyfile(report, parts[-1])
-    for folder in {path.parent for path in stale} - {out}:
+        for part, path in zip(parts[len(texts) :], finished.values(), strict=True):
+            shutil.copyfile(path, part)
+    for folder in {path.parent for path in stale} - {path.parent for path in paths}:
         with suppress(OSError):  # the user has other files there
             folder.rmdir()
     return tuple(texts)
+
+
+def _has_secrets(out: Path) -> bool:
+    """Return whether the file of secrets in `out` sets variables."""
+    if not (secrets := out / SECRETS_FILE).is_file():
+        return False
+    text = secrets.read_text(encoding="utf-8", errors="replace")  # also where a writer was killed
+    return any(line.strip() and line[0] != "#" for line in text.splitlines())
+
+
+def _render(answer: Answer, out: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each file of a plan in `out`."""
+    chosen, scenario, first = answer.chosen, answer.scenario, answer.measure_first
+    limits = (scenario.slo_targets, scenario.storage)
+    if chosen:
+        texts = render_artifacts(chosen.prediction, *limits, scenario.output_kinds, answer.day)
+        for name, text in texts.items():
+            if name != SECRETS_FILE or not _has_secrets(out):
+                yield name, text
+    if first and first.files:
+        texts = render_artifacts(first.offer.prediction, *limits, BENCHMARK_ARTIFACTS)
+        for name in first.files:
+            yield name, texts[name.removeprefix(BENCHMARK_DIR)]
+    yield "plan.json", json.dumps(serialize_plan_file(answer), indent=2, allow_nan=False) + "\n"
 
 
 def check_plan_folder(scenario: Scenario, out: Path, *, force: bool) -> None:
@@ -164,10 +188,6 @@ def check_plan_folder(scenario: Scenario, out: Path, *, force: bool) -> None:
     paths = [out / name for name in (*ALL_ARTIFACT_FILES, "plan.json")]
     check_not_overwriting(scenario.files, paths)
     kept = {SECRETS_FILE, *_list_previous_files(out)}
-    if (out / "plan.json").is_file():
-        with suppress(PlannerError):
-            data = parse_json(read_text(out / "plan.json"), "plan.json")
-            kept |= {"plan.json"} if isinstance(data, dict) and "files" in data else set()
     own = [path.name for path in paths if path.is_file() and path.name not in kept]
     if own and not force:
         raise PlannerError(
@@ -178,9 +198,14 @@ def check_plan_folder(scenario: Scenario, out: Path, *, force: bool) -> None:
 
 def _list_previous_files(out: Path) -> set[str]:
     """Return the files of the plan in `out`, by its `plan.json`; any others are the user's own."""
+    names = {"plan.json", *ALL_ARTIFACT_FILES}
+    names |= {BENCHMARK_DIR + name for name in ALL_ARTIFACT_FILES}
+    if half := list_unfinished(out):  # what its killed writer replaced or removed, or would have
+        measured = list_unfinished(out / BENCHMARK_DIR)
+        return names & {*half, *(BENCHMARK_DIR + name for name in measured)}
     try:
-        return {*ALL_ARTIFACT_FILES, *(BENCHMARK_DIR + name for name in ALL_ARTIFACT_FILES)} & set(
-            parse_json(read_text(out / "plan.json"), "plan.json")["files"]
-        )
+        return names & {
+            "plan.json", *parse_json(read_text(out / "plan.json"), "plan.json")["files"]
+        }  # fmt: skip
     except (PlannerError, LookupError, TypeError):
         return set()
