@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 import yaml
@@ -80,12 +80,12 @@ def writer(folder: Path, letter: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_plan_killed_at_any_of_its_writes_is_whole_or_said_to_be_none(
-    tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mine: Path
 ) -> None:
     """Old files, new ones, or the next command that reads one of them says that they may be of two."""
     answers = [
         answer_of(search_deployments(load_scenario(mine, changes)))
-        for changes in ({"outputs": ["compose", "kubernetes"]}, {"workload.rate": 3})
+        for changes in ({}, {"files": [], "workload.rate": 3})
     ]
     kept, out = tmp_path / "kept", tmp_path / "out"
     pdf = tmp_path / "new.pdf"
@@ -100,7 +100,9 @@ def test_a_plan_killed_at_any_of_its_writes_is_whole_or_said_to_be_none(
     shutil.copytree(kept, out)
     write()
     old, new = contents(kept), contents(out)
-    assert old.keys() > new.keys() and all(old[name] != new[name] for name in ("r.pdf", "a/plan.json"))
+    assert old.keys() > new.keys() and all(
+        old[name] != new[name] for name in ("r.pdf", "a/plan.json")
+    )
     mixed = 0
     for moment in range(1, 200):
         shutil.rmtree(out)
@@ -113,12 +115,11 @@ def test_a_plan_killed_at_any_of_its_writes_is_whole_or_said_to_be_none(
             for name in found.keys() - {"r.pdf"}:
                 with pytest.raises(PlannerError, match="was killed; run it again"):
                     read_text(out / name)
-            assert main(["plan", str(out / "a/plan.json")]) == 2
             check_plan_folder(answers[1].scenario, out / "a", force=False)
             write()
             assert contents(out) == new
             assert read_text(out / "a/plan.json")
-    assert moment > 50 and mixed > 10 and contents(out) == new
+    assert moment > 40 and mixed > 10 and contents(out) == new
 
 
 def test_writers_at_once_never_mix(tmp_path: Path) -> None:
@@ -139,22 +140,25 @@ def test_writers_at_once_never_mix(tmp_path: Path) -> None:
             process.wait()
 
 
-def test_of_two_plans_at_once_the_later_is_whole(mine: Path, tmp_path: Path) -> None:
+def test_of_two_plans_at_once_the_later_is_whole(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second has looked at the folder before the first one writes a file that it has not."""
     out = tmp_path / "out"
-    first = answer_of(search_deployments(load_scenario(mine, {"outputs": ["compose"]})))
-    second = answer_of(search_deployments(load_scenario(mine)))
+    first = answer_of(search_deployments(load_scenario(mine)))
+    second = answer_of(search_deployments(load_scenario(mine, {"files": []})))
     write_plan_files(second, out)
     alone = contents(out)
 
-    def write_between(*arguments: object, **named: object) -> object:
-        write_plan_files(first, out)
+    def replace_later(*paths: Path, **options: Any) -> Any:
+        with monkeypatch.context() as undone:
+            undone.setattr("planner.ui.plan_files.replace_atomically", replace_atomically)
+            write_plan_files(first, out)
         assert contents(out).keys() > alone.keys()
-        return replace_atomically(*arguments, **named)  # type: ignore[arg-type]
+        return replace_atomically(*paths, **options)
 
-    with patch("planner.ui.plan_files.replace_atomically", side_effect=[None]) as mocked:
-        mocked.side_effect = lambda *a, **n: (mocked.configure_mock(side_effect=replace_atomically), write_between(*a, **n))[1]
-        write_plan_files(second, out)
+    monkeypatch.setattr("planner.ui.plan_files.replace_atomically", replace_later)
+    write_plan_files(second, out)
     assert contents(out) == alone
 
 

@@ -16,12 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, add_error_context
+from planner.core.redaction import quote_value
 
 STATISTICS = ("mean", "p50", "p95", "p99")
 MAX_SPREAD_REQUESTS = 2000
 """Requests whose lengths are drawn from the percentiles that a form states."""
 MAX_TOKENS = 2**31
+MAX_NUMBER = 1e15
+"""Below what every number of a result is: counts of tokens, milliseconds."""
 Fields = dict[str, Any]
 TABLE_HEAD = "Serving Benchmark Result"
 _TABLE_LABELS = {
@@ -101,6 +104,45 @@ def read_printed_tables(text: str) -> list[Fields]:
     ]
 
 
+class _Part:
+    """An object of a result file, with the names of the fields that lead to it."""
+
+    def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
+        self.data, self.path = data, path
+
+    def get_part(self, *names: str) -> "_Part":
+        """Return the object in the field `names`; an empty one where there is none."""
+        found, path = self.data, self.path
+        for name in names:
+            value, path = found.get(name), f"{path}.{name}" if path else name
+            if not isinstance(found := {} if value is None else value, Mapping):
+                raise PlannerError(f"field {path}: expected an object, got {quote_value(value)}")
+        return _Part(found, path)
+
+    def get_number(self, name: str) -> float | None:
+        """Return the number in the field `name`; None where there is none."""
+        if (value := self.data.get(name)) is None:
+            return None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < MAX_NUMBER:
+            path = f"{self.path}.{name}" if self.path else name
+            raise PlannerError(
+                f"field {path}: expected a number from 0 to 1e15, got {quote_value(value)}"
+            )
+        return float(value)
+
+    def read_number(self, name: str) -> float:
+        """Return the number in the field `name`, which has to be there."""
+        if (value := self.get_number(name)) is None:
+            raise PlannerError(f"field {f'{self.path}.' * bool(self.path)}{name} is missing")
+        return value
+
+    def get_text(self, name: str) -> str:
+        """Return the text in the field `name`; none where there is no text."""
+        value = self.data.get(name)
+        return value if isinstance(value, str) else ""
+
+
 def _derive_tpot(run: object) -> object:
     """Return a run with the mean time per output token that its form leaves out, as SGLang's does.
 
@@ -108,11 +150,10 @@ def _derive_tpot(run: object) -> object:
     """
     if not isinstance(run, Mapping) or "mean_tpot_ms" in run:
         return run
-    whole, first, gap = (run.get(f"mean_{name}_ms") for name in ("e2el", "ttft", "itl"))
-    tokens, count = run.get("total_output_tokens"), run.get("completed")
-    numbers = (whole, first, tokens, count)
-    if None not in numbers and count and tokens > count:  # else of no number, which is told later
-        tpot = ((whole or 0.0) - (first or 0.0)) / (tokens / count - 1)
+    names = ("mean_e2el_ms", "mean_ttft_ms", "mean_itl_ms", "total_output_tokens", "completed")
+    whole, first, gap, tokens, count = map(_Part(run).get_number, names)
+    if None not in (whole, first, tokens) and count and (tokens or 0.0) > count:
+        tpot = ((whole or 0.0) - (first or 0.0)) / ((tokens or 0.0) / count - 1)
         return {**run, "mean_tpot_ms": tpot, "derived": "E2E and TTFT"}
     return {**run, "mean_tpot_ms": gap, "derived": "ITL"} if gap else run
 
@@ -124,40 +165,40 @@ def convert_to_vllm_runs(data: object, location: str) -> list[object]:
     """
     if not isinstance(data, Mapping):
         return [data]
-    try:
-        if isinstance(data.get("benchmarks"), list):
-            return [_convert_guidellm(run) for run in data["benchmarks"]]
+    with add_error_context(f"{location}, as a result of a load generator"):
+        if isinstance(runs := data.get("benchmarks"), list):
+            return [
+                _convert_guidellm(_Part({f"benchmarks[{n}]": run}).get_part(f"benchmarks[{n}]"))
+                for n, run in enumerate(runs)
+            ]
         for key, convert in _CONVERTERS.items():
             if key in data:
-                return [_derive_tpot(convert(data))]
+                return [_derive_tpot(convert(_Part(data)))]
         return [_derive_tpot(data)]
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise PlannerError(
-            f"{location}, as a result of a load generator: {type(error).__name__} at {error}"
-        ) from None
 
 
-def _convert_guidellm(run: Mapping[str, Any]) -> Fields:
+def _convert_guidellm(run: _Part) -> Fields:
     """Convert a benchmark of GuideLLM.
 
     Its time per output token counts the first one too; its inter-token latency is that of requests,
     weighted by their tokens.
     """
-    metrics = run["metrics"]
+    metrics = run.get_part("metrics")
 
-    def read(name: str) -> Fields:
-        summary = metrics[name].get("successful") or {}
-        return {**(summary.get("percentiles") or {}), **summary}
+    def read(name: str) -> _Part:
+        summary = metrics.get_part(name, "successful")
+        percentiles = summary.get_part("percentiles").data
+        return _Part({**percentiles, **summary.data}, summary.path)
 
-    settings = run.get("config") or run.get("args") or {}
-    strategy = settings.get("strategy") or {}
-    kind = strategy.get("type_")
-    totals = metrics.get("request_totals") or run["run_stats"]["requests_made"]
-    load: Fields = {"max_concurrency": 1 if kind == "synchronous" else strategy.get("streams")}
-    if rate := strategy.get("rate"):
+    settings = "config" if run.data.get("config") else "args"
+    strategy = run.get_part(settings, "strategy")
+    kind = strategy.get_text("type_")
+    old, new = run.get_part("run_stats", "requests_made"), metrics.get_part("request_totals")
+    totals = new if new.data else old
+    load: Fields = {"max_concurrency": 1 if kind == "synchronous" else strategy.data.get("streams")}
+    if rate := strategy.get_number("rate"):
         load = {"request_rate": rate, "burstiness": 1.0 if kind == "poisson" else 1e6}
     lengths = read("prompt_token_count"), read("output_token_count")
-    count = int(totals["successful"])
     return {
         **_convert_latencies(
             {
@@ -166,74 +207,78 @@ def _convert_guidellm(run: Mapping[str, Any]) -> Fields:
                 "e2el": (read("request_latency"), 1e3),
             }
         ),
-        **_describe_requests(count, *lengths),
-        "failed": int(totals.get("errored") or 0),
-        "request_throughput": read("requests_per_second").get("mean"),
-        "output_throughput": read("output_tokens_per_second").get("mean"),
+        **_describe_requests(int(totals.read_number("successful")), *lengths),
+        "failed": int(totals.get_number("errored") or 0),
+        "request_throughput": read("requests_per_second").get_number("mean"),
+        "output_throughput": read("output_tokens_per_second").get_number("mean"),
         **load,
     }
 
 
-def _convert_aiperf(data: Mapping[str, Any]) -> Fields:
+def _convert_aiperf(data: _Part) -> Fields:
     """Convert a result of AIPerf or genai-perf, whose inter-token latency is per request."""
-    latencies = {
-        "ttft": (_add_mean(data["time_to_first_token"]), 1.0),
-        "tpot": (_add_mean(data.get("inter_token_latency") or {}), 1.0),
-        "itl": (_add_mean(data.get("inter_chunk_latency") or {}), 1.0),
-        "e2el": (_add_mean(data["request_latency"]), 1.0),
+    times = {
+        "ttft": "time_to_first_token",
+        "tpot": "inter_token_latency",
+        "itl": "inter_chunk_latency",
+        "e2el": "request_latency",
     }
-    lengths = (_add_mean(data[f"{side}_sequence_length"]) for side in ("input", "output"))
-    count = (data.get("request_count") or {}).get("avg") or data["request_latency"].get("count")
-    throughput = data["request_throughput"]["avg"]
-    settings = data.get("input_config") or {}
-    phase = next(
-        (each for each in settings.get("phases") or [] if not each.get("exclude_from_results")),
-        settings.get("loadgen") or {},
-    )
-    rate, concurrency = phase.get("rate") or phase.get("request_rate"), phase.get("concurrency")
+    latencies = {name: (_add_mean(data.get_part(key)), 1.0) for name, key in times.items()}
+    lengths = (_add_mean(data.get_part(f"{side}_sequence_length")) for side in ("input", "output"))
+    whole = data.get_part("request_latency")
+    count = data.get_part("request_count").get_number("avg") or whole.get_number("count")
+    throughput = data.get_part("request_throughput").read_number("avg")
+    settings = data.get_part("input_config")
+    phase = settings.get_part("loadgen")
+    if phases := settings.data.get("phases"):
+        for n, each in enumerate(phases if isinstance(phases, list) else [phases]):
+            name = f"phases[{n}]"
+            phase = _Part({name: each}, settings.path).get_part(name)
+            if not phase.data.get("exclude_from_results"):
+                break
+    rate = phase.get_number("rate") or phase.get_number("request_rate")
+    concurrency = phase.get_number("concurrency")
     if rate is None and concurrency is None:  # genai-perf: by Little's law
-        concurrency = max(round(throughput * data["request_latency"]["avg"] / 1e3), 1)
+        concurrency = max(round(throughput * whole.read_number("avg") / 1e3), 1)
     if count is None:
         count = 10 * (concurrency or 10)
-    poisson = phase.get("type", "poisson") == "poisson"
+    poisson = (phase.get_text("type") or "poisson") == "poisson"
     return {
         **_convert_latencies(latencies),
         **_describe_requests(int(count), *lengths),
         "request_throughput": throughput,
-        "output_throughput": (data.get("output_token_throughput") or {}).get("avg"),
+        "output_throughput": data.get_part("output_token_throughput").get_number("avg"),
         **({"request_rate": rate, "burstiness": 1.0 if poisson else 1e6} if rate else {}),
         "max_concurrency": concurrency,
     }
 
 
-def _convert_inference_perf(data: Mapping[str, Any]) -> Fields:
-    good, load = data["successes"], data.get("load_summary") or {}
+def _convert_inference_perf(data: _Part) -> Fields:
+    good, load = data.get_part("successes"), data.get_part("load_summary")
     times = {
         "ttft": "time_to_first_token",
         "tpot": "time_per_output_token",
         "itl": "inter_token_latency",
         "e2el": "request_latency",
     }
-    latencies = {name: (good["latency"].get(key) or {}, 1e3) for name, key in times.items()}
-    served = good["throughput"]["requests_per_sec"]
-    concurrency = load.get("concurrency")
+    latencies = {name: (good.get_part("latency", key), 1e3) for name, key in times.items()}
+    served = good.get_part("throughput").read_number("requests_per_sec")
+    rate = load.get_number("achieved_rate") or load.get_number("requested_rate") or served
+    concurrency = load.get_number("concurrency")
+    lengths = (good.get_part("prompt_len"), good.get_part("output_len"))
     return {
         **_convert_latencies(latencies),
-        **_describe_requests(int(good["count"]), good["prompt_len"], good["output_len"]),
-        "failed": int((data.get("failures") or {}).get("count") or 0),
+        **_describe_requests(int(good.read_number("count")), *lengths),
+        "failed": int(data.get_part("failures").get_number("count") or 0),
         "request_throughput": served,
-        "output_throughput": good["throughput"].get("output_tokens_per_sec"),
-        **(
-            {"max_concurrency": concurrency}
-            if concurrency
-            else {"request_rate": load.get("achieved_rate") or load.get("requested_rate") or served}
-        ),
+        "output_throughput": good.get_part("throughput").get_number("output_tokens_per_sec"),
+        **({"max_concurrency": concurrency} if concurrency else {"request_rate": rate}),
     }
 
 
-_CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Fields]] = {
-    "mean_e2e_latency_ms": lambda data: {
-        key.replace("_e2e_latency_ms", "_e2el_ms"): value for key, value in data.items()
+_CONVERTERS: Mapping[str, Callable[[_Part], Fields]] = {
+    "mean_e2e_latency_ms": lambda part: {
+        key.replace("_e2e_latency_ms", "_e2el_ms"): value for key, value in part.data.items()
     },
     "request_latency": _convert_aiperf,
     "successes": _convert_inference_perf,
@@ -241,45 +286,46 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Fields]] = {
 """What converts an object that has this key."""
 
 
-def _add_mean(summary: Mapping[str, Any]) -> Fields:
-    return {**summary, "mean": summary.get("avg")}
+def _add_mean(summary: _Part) -> _Part:
+    return _Part({**summary.data, "mean": summary.data.get("avg")}, summary.path)
 
 
-def _convert_latencies(read: Mapping[str, tuple[Mapping[str, Any], float]]) -> Fields:
+def _convert_latencies(read: Mapping[str, tuple[_Part, float]]) -> Fields:
     """Return vLLM's fields of latencies, each a summary and the ms of its unit."""
     fields: Fields = {}
     for name, (summary, ms) in read.items():
-        known = {**summary, "p50": summary.get("p50", summary.get("median"))}
         for statistic in STATISTICS:
-            if known.get(statistic) is not None:
-                fields[f"{statistic}_{name}_ms"] = known[statistic] * ms
+            named = "median" if statistic not in summary.data and statistic == "p50" else statistic
+            if (value := summary.get_number(named)) is not None:
+                fields[f"{statistic}_{name}_ms"] = value * ms
     return fields
 
 
-def _describe_requests(count: int, prompt: Mapping[str, Any], output: Mapping[str, Any]) -> Fields:
+def _describe_requests(count: int, prompt: _Part, output: _Part) -> Fields:
     """Return vLLM's fields of so many requests by the summaries of their lengths."""
     fields: Fields = {"completed": count}
     for seed, (side, summary) in enumerate({"input": prompt, "output": output}.items()):
-        fields[f"total_{side}_tokens"] = round(summary["mean"] * count)
+        fields[f"total_{side}_tokens"] = round(summary.read_number("mean") * count)
         fields[f"{side}_lens"] = _spread_lengths(summary, min(count, MAX_SPREAD_REQUESTS), seed)
     if not (fields["input_lens"] and fields["output_lens"]):
         del fields["input_lens"], fields["output_lens"]
     return fields
 
 
-def _spread_lengths(summary: Mapping[str, Any], count: int, seed: int) -> list[int]:
+def _spread_lengths(summary: _Part, count: int, seed: int) -> list[int]:
     """Return lengths with these percentiles and mean, in random order; none without percentiles."""
-    known = {0.0: summary.get("min"), 50.0: summary.get("median"), 100.0: summary.get("max")}
-    for key, value in summary.items():
+    places = {0.0: "min", 50.0: "median", 100.0: "max"}
+    for key in summary.data:
         digits = key[1:] if key[:1] == "p" else ""
-        if digits.replace(".", "", 1).isdecimal():  # p5, p99.9; GuideLLM's p05 and p999
-            known[float(digits) / (10 if len(digits) == 3 and "." not in digits else 1)] = value
-    places = np.array(sorted((q, value) for q, value in known.items() if value is not None))
-    if len(places) < 3:
+        if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", digits):  # p5, p99.9; GuideLLM's p05 and p999
+            places[float(digits) / (10 if len(digits) == 3 and "." not in digits else 1)] = key
+    read = {q: summary.get_number(name) for q, name in places.items()}
+    known = {q: value for q, value in sorted(read.items()) if value is not None}
+    if len(known) < 3 or count < 1:
         return []
-    lengths = [*places[:, 1], summary["mean"]]
-    if count < 1 or not all(0 <= length < MAX_TOKENS for length in lengths):
-        raise ValueError(f"lengths of {count} requests: {summary}"[:200])
-    tokens = np.interp(100 * (np.arange(count) + 0.5) / count, places[:, 0], places[:, 1])
-    tokens = np.maximum(np.rint(tokens * summary["mean"] / tokens.mean()), 1).astype(int)
+    mean = summary.read_number("mean")
+    if max(mean, *known.values()) >= MAX_TOKENS:
+        raise PlannerError(f"field {summary.path}: expected lengths below 2^31 tokens")
+    tokens = np.interp(100 * (np.arange(count) + 0.5) / count, [*known], [*known.values()])
+    tokens = np.maximum(np.rint(tokens * mean / max(tokens.mean(), 1e-9)), 1).astype(int)
     return [int(each) for each in np.random.default_rng(seed).permutation(tokens)]
