@@ -7,19 +7,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import gamma
+from scipy.stats import gamma, norm
 from shipped import open_loop
 
+from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
+from planner.core.units import convert_gib_to_bytes, parse_bytes
 from planner.engines.deployment import deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
+from planner.latency.lora_adapters import estimate_distinct_adapters
+from planner.latency.power import GpuActivity, estimate_gpu_activity
+from planner.latency.startup_time import estimate_startup
 from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work
 from planner.latency.worker_pool_costs import UNMEASURED_POOL_COSTS, get_pool_coefficients
 from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
-from planner.memory.kv_cache import KvCachePool
+from planner.memory.deployment_changes import DeploymentChange
+from planner.memory.kv_cache import KvCachePool, get_backend_block_size
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.models.registry import load_model
+from planner.parallelism.communication import estimate_collectives
 from planner.planning.engine_tuning import generate_neighbours
 from planner.planning.growth import GrowthLimit
 from planner.planning.max_load import find_max_load
@@ -289,3 +297,123 @@ def test_what_kernels_pass_on_by_the_shapes_of_a_checkpoint() -> None:
     for tp in (1, 2):
         work = count_step_work(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=tp))
         assert work.token_bytes == 2 * 32 * (2 * 6 * 4096 + 2 * inner / tp)
+
+
+@pytest.mark.parametrize(("tp", "gbs"), [(4, 450), (8, 50)])
+def test_a_stage_sends_the_sum_and_its_residual_over_the_line_between(tp: int, gbs: float) -> None:
+    """vLLM's IntermediateTensors: two tensors of 4096 values of 2 bytes. 8 GPUs of a machine: NVLink 4, 450 GB/s."""
+    deployment = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=tp, pp=2)
+    coefficients = get_deployment_coefficients(deployment).coefficients
+    *_, sent = estimate_collectives(deployment, np.array([1e4, 1.1e5]), coefficients)
+    assert sent.count == 1 and sent.bytes.tolist() == [1e4 * 16384, 1.1e5 * 16384]
+    reached = 1e5 * 16384 / (sent.seconds[1] - sent.seconds[0]) / 1e9
+    assert reached == pytest.approx(gbs * coefficients.link)
+
+
+def test_workers_start_wherever_there_is_more_than_one_gpu() -> None:
+    """Stages are processes as ranks are, each compiles its own half of the layers; a lone GPU has its process alone."""
+    alone, ranks, stages = (estimate_startup(deploy(**how)) for how in ({}, {"tp": 2}, {"pp": 2}))
+    assert alone and ranks and stages
+    assert alone.process.mid < ranks.process.mid == stages.process.mid
+    assert stages.compilation.mid == alone.compilation.mid / 2
+    for phase in (alone.process, alone.compilation, alone.graphs):
+        assert phase.lo * phase.hi == pytest.approx(phase.mid**2), "lognormal: as far in factors"
+    eager = estimate_startup(deploy(enforce_eager=True))
+    assert eager and eager.compilation.hi == eager.graphs.hi == 0
+
+
+def test_a_gpu_does_what_its_model_and_traffic_come_to() -> None:
+    """Llama-3.1-8B by its shapes: 2 FLOP a weight and token, half of each prompt's square in attention.
+
+    Every step reads all weights but the embedding, and every token all keys and values before it.
+    """
+    deployment = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")
+    layers = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    head, token = 128256 * 4096, 32 * 2 * 1024 * 2
+
+    def work(prompt: int, output: int, rate: float, batch: float) -> GpuActivity:
+        lengths = map(LengthDistribution.from_constant, (prompt, output))
+        return estimate_gpu_activity(deployment, Workload(*lengths, rate=1.0), rate, batch)
+
+    done = work(1000, 1, 3, 1)
+    pairs = 3 * 32 * 4 * 4096 * 1000**2 / 2
+    assert done.flops[0] == pytest.approx(2 * (3000 * layers + 3 * head) + pairs, rel=1e-3)
+    assert done.bytes == pytest.approx(3 * 2 * (layers + head), rel=1e-3) and done.prompts == 1
+    done = work(500, 3001, 0.02, 8)  # 60 tokens/s in steps of 8, each behind 2,000 others
+    assert done.bytes == pytest.approx(7.5 * 2 * (layers + head) + 60 * 2000 * token, rel=2e-3)
+    assert done.prompts == pytest.approx(10 / 70)
+    assert work(500, 2, 1, 1).prompts == 500 / 501, "the first token comes of the prompt's step"
+
+
+def test_block_scaled_fp8_takes_the_energy_of_16_bits() -> None:
+    """DeepGEMM adds each block of 128 in FP32: no run in public shows fewer joules a FLOP."""
+    lengths = map(LengthDistribution.from_constant, (1000, 1))
+    load = Workload(*lengths, rate=1.0)
+    blocks, whole = (
+        estimate_gpu_activity(deploy_on(f"Qwen/Qwen3-30B-A3B{name}", "H100"), load, 3, 1).flops
+        for name in ("-FP8", "")
+    )
+    assert blocks == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "capability", "block"),
+    [
+        ("deepseek-ai/DeepSeek-R1", "fp8", 9.0, 64), ("deepseek-ai/DeepSeek-R1", "auto", 9.0, 16),
+        ("deepseek-ai/DeepSeek-R1", "auto", 10.0, 32), ("deepseek-ai/DeepSeek-R1", "auto", 10.3, 32),
+        ("deepseek-ai/DeepSeek-V3.2", "auto", 9.0, 64), ("Qwen/Qwen3-8B", "fp8", 10.0, 16),
+    ],
+)  # fmt: skip
+def test_blocks_are_those_of_the_attention_backend(
+    model: str, dtype: str, capability: float, block: int
+) -> None:
+    """vLLM 0.33.0: FLASHMLA and FLASHMLA_SPARSE take blocks of 64, FlashInfer-MLA on Blackwell of 32."""
+    architecture = load_model(model).architecture
+    assert get_backend_block_size(architecture, dtype, capability) == block
+
+
+def test_errors_of_independent_parts_add_as_squares_do() -> None:
+    """3 and 4 make 5; 90% of a normal distribution lie below 1.2816 of its deviations."""
+    total = Interval(7, 10, 13) + Interval(16, 20, 24)
+    assert (total.lo, total.mid, total.hi) == (25, 30, 35)
+    assert Interval.from_normal(10, 2).hi == pytest.approx(norm.ppf(0.9, 10, 2), rel=1e-4)
+    assert Interval.from_lognormal(10, 0.2).hi == pytest.approx(
+        10 * math.exp(norm.ppf(0.9) * 0.2), rel=1e-4
+    )
+    below = Interval(1, 2, 4) - Interval(1, 1, 1)
+    assert (below.lo, below.mid, below.hi) == (0, 1, 3)
+    assert (-Interval(1, 2, 4)).lo == -4 and Interval(1, 2, 4).map_monotone(lambda x: -x).hi == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16Gi", 2**34), ("64m", 2**26), ("1.5 GB", 1.5 * 2**30), ("2TiB", 2**41), ("7", 7), ("8k", 8192),
+     ("1.2.3", None), (".", None), ("Gi", None), ("5 apples", None)],
+)  # fmt: skip
+def test_sizes_are_in_powers_of_1024(text: str, size: float | None) -> None:
+    """As Docker and vLLM read them; 10,000 MiB written for GiB are 9.77 of these."""
+    assert parse_bytes(text) == size
+    with pytest.raises(PlannerError, match=r"if it is MiB, write 9.766$"):
+        convert_gib_to_bytes(10_000, 24 * 2**30, "field")
+
+
+def test_one_adapter_is_one_however_many_ask_for_it() -> None:
+    assert estimate_distinct_adapters(1, 1.0, 3).tolist() == pytest.approx([0, 1, 1, 1], abs=1e-9)
+
+
+def test_paces_of_a_prefill_pool_multiply() -> None:
+    """Half as fast for the hand-over and half as fast for data-parallel attention: a quarter."""
+    deployment = deploy_on("deepseek-ai/DeepSeek-R1", "B200", tp=1, dp=8)
+    slow = UNMEASURED_POOL_COSTS.model_copy(update={"prefill": {"pace": 0.5}, "attention_dp": 0.5})
+    found, usual = (
+        get_pool_coefficients(deployment, "prefill", costs).pace
+        for costs in (slow, UNMEASURED_POOL_COSTS)
+    )
+    assert found == pytest.approx(usual / 4)
+
+
+def test_a_smaller_share_of_the_memory_leaves_more_to_others() -> None:
+    deployment = deploy(gpu_memory_utilization=0.9)
+    for share, word in ((0.8, "more"), (0.95, "less")):
+        change = DeploymentChange("gpu_memory_utilization", share)
+        assert change.describe_price(deployment).startswith(f"leaves {word} for")

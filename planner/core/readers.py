@@ -22,6 +22,8 @@ MAX_NESTING_DEPTH = 100
 """Levels of nested lists and mappings."""
 MAX_YAML_VALUES = 2**16
 """Values of a YAML file; reading as many takes about a second."""
+MAX_YAML_LETTERS = 4 * MIB
+"""Letters of its texts, each counted wherever an alias repeats it."""
 MAX_JSON_BYTES = 800 * 10**6
 """Memory that the values of a JSON file may take."""
 MAX_CSV_CELLS_PER_LINE = 1000
@@ -80,6 +82,8 @@ def read_csv_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, list[str]]
                 yield lines.line_num, cells
         except OSError as error:
             raise make_file_error(error, f"cannot read {path}") from None
+        except UnicodeDecodeError:
+            raise PlannerError(f"{path.name} is not a CSV: it is no UTF-8 text") from None
         except (csv.Error, ValueError) as error:
             raise PlannerError(f"{path.name} is not a CSV that can be read: {error}") from None
 
@@ -104,14 +108,16 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
     def get_single_node(self) -> Any:
         """Compose the document; reject duplicate keys and aliases that expand beyond the limits."""
         root = super().get_single_node()
-        level, depth, size = [root], 0, 0
+        level, depth, size, letters = [root], 0, 0, 0
         while level:
             depth += 1
             inside: list[yaml.Node] = []
             for node in level:
                 parts = node.value if isinstance(node, yaml.CollectionNode) else ()
                 size += len(parts)
-                if depth > MAX_NESTING_DEPTH + 1 or size > MAX_YAML_VALUES:
+                letters += 0 if parts else len(node.value)
+                is_large = size > MAX_YAML_VALUES or letters > MAX_YAML_LETTERS
+                if depth > MAX_NESTING_DEPTH + 1 or is_large:
                     raise _make_yaml_error("its aliases stand for too much", node)
                 if isinstance(node, yaml.MappingNode):
                     _reject_duplicate_keys(key for key, _ in parts)
