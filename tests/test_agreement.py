@@ -4,7 +4,6 @@ Shipped scenarios, and small ones for what those lack: a trace, users in a close
 one token.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -21,9 +20,6 @@ from planner.core.intervals import Interval
 from planner.latency.performance import LATENCY_STATISTICS, Performance
 from planner.planning.candidate import Candidate
 from planner.planning.capacity import estimate_capacity
-from planner.planning.evaluation import (
-    get_capacity_rps,
-)
 from planner.planning.scenario import list_scenarios
 from planner.planning.search import Plan
 from planner.tools.batch import predict_row
@@ -99,11 +95,6 @@ def performance(chosen: Candidate) -> Performance:
     return chosen.prediction.performance
 
 
-def ends(value: Interval | None) -> list[float] | None:
-    """As `plan.json` has it."""
-    return None if value is None or math.isnan(value.mid) else [value.mid, value.lo, value.hi]
-
-
 def cells(performance: Performance, read: str = "get") -> Iterator[tuple[str, str, Interval]]:
     """Metric, point and ms of every latency."""
     for metric, point in product(LATENCIES, LATENCY_STATISTICS):
@@ -134,54 +125,23 @@ def test_figures_rest_on_a_replay_and_hang_together(
     assert 0 < performance.kv_usage <= performance.kv_usage_p99 <= 1
 
 
-def test_plan_json_says_what_the_plan_says(
+def test_bills_follow_from_the_rate_of_an_hour(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
+    """A month is 24 hours of 365.25 / 12 days; a token's price is an hour's over the tokens of an hour."""
     found = serialize_answer(answer_of(plan))
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    for metric, point, value in cells(performance):
-        assert found["predicted"][f"{metric}_ms"][point] == ends(value), (metric, point)
-    for name in ("output_tps", "request_tps"):
-        assert found["predicted"][name] == ends(getattr(performance, name))
-    for name in ("kv_usage", "kv_usage_p99"):
-        assert found["predicted"][name] == getattr(performance, name)
-    assert found["predicted"]["preemptions_per_request"] == performance.preemptions
-    capacity = get_capacity_rps(plan.scenario, performance)
-    assert capacity and found["capacity_rps"] == ends(capacity)
     assert found["headroom"] == pytest.approx(1 - found["planned_rps"] / found["capacity_rps"][0])
-    assert (found["verdict"], found["reasons"]) == (plan.verdict, list(plan.reasons))
-    layout, args = chosen.deployment.layout, chosen.deployment.args
-    assert found["model"] == plan.scenario.model and found["gpus"] == layout.num_gpus
-    assert (
-        found["layout"]["tp"] * found["layout"]["pp"] * found["layout"]["dp"] * layout.replicas
-        == found["gpus"]
-    )
-    assert found["engine_args"]["max_num_seqs"] == args.max_num_seqs
-    if plan.runner_up:
-        assert found["runner_up"]["usd_per_hour"] == ends(
-            plan.runner_up.prediction.usd_per_hour_interval
-        )
-    if chosen.usd_per_hour:
-        assert found["usd_per_hour"][0] == chosen.usd_per_hour
-        month = (
-            None
-            if plan.scenario.offline
-            else [each * 24 * 365.25 / 12 for each in found["usd_per_hour"]]
-        )
-        assert found["usd_per_month"] == (month and pytest.approx(month))
-        side, tokens_per_s = get_billed_tokens(plan, performance)
-        per_token = chosen.usd_per_hour / 3600 / tokens_per_s * 1e6
-        assert found[f"usd_per_mtok_{side}"][0] == pytest.approx(per_token)
     if plan.scenario.workload.rate is not None:
         assert found["headroom"] >= plan.scenario.headroom - 1e-9
-
-
-def get_billed_tokens(plan: Plan, performance: Performance) -> tuple[str, float]:
-    """The kind of token that is priced, and how many a second: prompts, where there are no answers."""
-    load = plan.scenario.workload
-    if load.output.max_tokens > 1:
-        return "output", performance.output_tps.mid
-    return "prompt", performance.request_tps.mid * load.prompt.mean
+    if chosen.usd_per_hour:
+        month = [each * 24 * 365.25 / 12 for each in found["usd_per_hour"]]
+        assert found["usd_per_month"] == (None if plan.scenario.offline else pytest.approx(month))
+        load = plan.scenario.workload
+        is_output = load.output.max_tokens > 1
+        rate = performance.request_tps.mid * load.prompt.mean
+        rate = performance.output_tps.mid if is_output else rate
+        price = found[f"usd_per_mtok_{'output' if is_output else 'prompt'}"][0]
+        assert price == pytest.approx(chosen.usd_per_hour / 3600 / rate * 1e6)
 
 
 def test_a_row_of_the_plan_predicts_the_plan(
@@ -212,10 +172,3 @@ def test_a_row_of_the_plan_predicts_the_plan(
     assert found["usd_per_hour"] == chosen.usd_per_hour
     if per_token := chosen.prediction.usd_per_mtok_output:
         assert found["usd_per_mtok_output"] == pytest.approx(per_token.mid)
-
-
-def test_every_candidate_shown_first_is_the_chosen_one(plan: Plan, chosen: Candidate) -> None:
-    """The first of every table is the plan, and no other row holds for less."""
-    assert plan.best is chosen
-    holding = [candidate.cost_key for candidate in plan.candidates if candidate.is_confident]
-    assert min(holding, default=None) == (None if plan.verdict == "at_risk" else chosen.cost_key)

@@ -1,10 +1,16 @@
 """Calibration finds back what a machine was made to do, says what it changed, and plans with it."""
 
+import copy
 import json
+import math
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import reduce
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -461,12 +467,44 @@ def test_printed_tables_are_read(tmp_path):
     assert second.statistics["mean e2e"] == pytest.approx(2.09807)
 
 
+ODD = ("x", "", None, True, [], {}, [1], -1, 1e300, 10**400, math.nan, math.inf)
+"""What a field of a result may hold and no load generator writes."""
+
+
+def fields(data: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """The way to every field of a result."""
+    for name, inside in data.items() if isinstance(data, dict) else enumerate(data):
+        yield (*path, name)
+        if isinstance(inside, dict | list):
+            yield from fields(inside, *path, name)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_whatever_a_field_holds_the_answer_names_a_field_and_what_it_takes(name, tmp_path):
+    """In no word of Python's; what is read all the same has finite latencies."""
+    for number, (way, odd) in enumerate(product(fields(FORMS[name]), ODD)):
+        if number % 5 == 0:
+            result = copy.deepcopy(FORMS[name])
+            reduce(lambda inside, step: inside[step], way[:-1], result)[way[-1]] = odd
+            (path := tmp_path / "a.json").write_text(json.dumps(result))
+            try:
+                (point,) = read_benchmark_results([path], DEPLOYMENT).points
+                assert 0 < point.ttft < math.inf, (way, odd)
+            except PlannerError as error:
+                assert re.search(
+                    r"field \w.*(takes|must|missing)|there is no run|a request has",
+                    str(error),
+                ), error
+                assert not re.search(r"Error\b|NoneType|not supported|object is", str(error)), error
+
+
 def test_a_form_that_lacks_a_figure_is_told(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"benchmarks": [{"metrics": {}}]}))
-    with pytest.raises(
-        PlannerError, match=r"result\.json, as a result of a load generator: .*run_stats"
-    ):
+    says = (
+        r"result\.json, .*: field benchmarks\[0\]\.run_stats\.requests_made\.successful is missing"
+    )
+    with pytest.raises(PlannerError, match=says):
         read_benchmark_results([path], DEPLOYMENT)
 
 

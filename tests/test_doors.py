@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 from packaging.version import Version
@@ -23,7 +25,7 @@ from planner.core.readers import parse_json, parse_yaml, read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text
 from planner.engines.layout import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
-from planner.tools.batch import predict_row
+from planner.tools.batch import _run_on_workers, predict_row
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
@@ -484,11 +486,22 @@ def test_a_log_with_a_value_that_no_engine_has_is_refused(
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("[1, 2]: 3", "where a name has to"), ("a: !!timestamp x", "its tag"), ("a: !!bool x", "its tag")],
+    [("[1, 2]: 3", "where a name has to"), ("a: !!timestamp x", "its tag"), ("a: !!bool x", "its tag"),
+     ("a: &a [*a]", "stand for too much"),
+     (f"a: &a {'x' * 9000}\nb: [{'*a, ' * 9000}]", "stand for too much"),  # 81 MB of text
+     ("\n".join(["a: &a [x, x]", *(f"{b}: &{b} [*{a}, *{a}]" for a, b in pairwise(ascii_lowercase))]),
+      "stand for too much")],
 )  # fmt: skip
 def test_yaml_is_refused_in_plain_words(text: str, told: str) -> None:
     with pytest.raises(PlannerError, match=told):
         parse_yaml(text, "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["user:secret@", "user:sec/ret@", "user:sec@ret@"])
+def test_an_address_of_a_scheduler_has_no_login(name: str) -> None:
+    with pytest.raises(PlannerError, match=r"without a login.*//\.\.\.@10") as refused:
+        next(_run_on_workers(lambda _: {}, [], f"tcp://{name}10.0.0.1:8786", 1))
+    assert "ret" not in str(refused.value)
 
 
 def test_json_with_half_a_letter_is_refused_and_with_a_whole_one_read() -> None:

@@ -37,6 +37,7 @@ from planner.planning.search import get_reference_deployment, search_deployments
 from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import SloTarget
 from planner.planning.tolerance import EvaluationStore, compute_error_factor
+from planner.queueing.percentiles import compute_gamma_quantiles
 from planner.tools.lint.report import lint
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -417,3 +418,12 @@ def test_a_smaller_share_of_the_memory_leaves_more_to_others() -> None:
     for share, word in ((0.8, "more"), (0.95, "less")):
         change = DeploymentChange("gpu_memory_utilization", share)
         assert change.describe_price(deployment).startswith(f"leaves {word} for")
+
+
+def test_percentiles_are_those_of_a_gamma_distribution() -> None:
+    """scipy's, of the same mean and variance."""
+    means, variances = np.array([1.0, 2.0, 0.5]), np.array([0.1, 1.5, 0.02])
+    found = compute_gamma_quantiles(means[:, None, None], variances[:, None, None]).reshape(3, -1)
+    shape, scale = means**2 / variances, variances / means
+    for at, share in enumerate((0.5, 0.95, 0.99)):
+        assert found[:, at] == pytest.approx(gamma.ppf(share, shape, scale=scale), rel=0.01)

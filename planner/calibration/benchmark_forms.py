@@ -116,7 +116,7 @@ class _Part:
         for name in names:
             value, path = found.get(name), f"{path}.{name}" if path else name
             if not isinstance(found := {} if value is None else value, Mapping):
-                raise PlannerError(f"field {path}: expected an object, got {quote_value(value)}")
+                raise PlannerError(f"field {path} takes an object, got {quote_value(value)}")
         return _Part(found, path)
 
     def get_number(self, name: str) -> float | None:
@@ -127,7 +127,7 @@ class _Part:
         if not is_number or not 0 <= value < MAX_NUMBER:
             path = f"{self.path}.{name}" if self.path else name
             raise PlannerError(
-                f"field {path}: expected a number from 0 to 1e15, got {quote_value(value)}"
+                f"field {path} takes a number from 0 to 1e15, got {quote_value(value)}"
             )
         return float(value)
 
@@ -137,10 +137,13 @@ class _Part:
             raise PlannerError(f"field {f'{self.path}.' * bool(self.path)}{name} is missing")
         return value
 
-    def get_text(self, name: str) -> str:
-        """Return the text in the field `name`; none where there is no text."""
-        value = self.data.get(name)
-        return value if isinstance(value, str) else ""
+    def list_parts(self, name: str) -> list["_Part"]:
+        """List the objects of the list in the field `name`; none where there is no list."""
+        found = self.data.get(name)
+        named = {
+            f"{name}[{n}]": each for n, each in enumerate(found if isinstance(found, list) else ())
+        }
+        return [_Part(named, self.path).get_part(each) for each in named]
 
 
 def _derive_tpot(run: object) -> object:
@@ -166,11 +169,8 @@ def convert_to_vllm_runs(data: object, location: str) -> list[object]:
     if not isinstance(data, Mapping):
         return [data]
     with add_error_context(f"{location}, as a result of a load generator"):
-        if isinstance(runs := data.get("benchmarks"), list):
-            return [
-                _convert_guidellm(_Part({f"benchmarks[{n}]": run}).get_part(f"benchmarks[{n}]"))
-                for n, run in enumerate(runs)
-            ]
+        if isinstance(data.get("benchmarks"), list):
+            return [_convert_guidellm(run) for run in _Part(data).list_parts("benchmarks")]
         for key, convert in _CONVERTERS.items():
             if key in data:
                 return [_derive_tpot(convert(_Part(data)))]
@@ -192,7 +192,7 @@ def _convert_guidellm(run: _Part) -> Fields:
 
     settings = "config" if run.data.get("config") else "args"
     strategy = run.get_part(settings, "strategy")
-    kind = strategy.get_text("type_")
+    kind = strategy.data.get("type_")
     old, new = run.get_part("run_stats", "requests_made"), metrics.get_part("request_totals")
     totals = new if new.data else old
     load: Fields = {"max_concurrency": 1 if kind == "synchronous" else strategy.data.get("streams")}
@@ -229,20 +229,15 @@ def _convert_aiperf(data: _Part) -> Fields:
     count = data.get_part("request_count").get_number("avg") or whole.get_number("count")
     throughput = data.get_part("request_throughput").read_number("avg")
     settings = data.get_part("input_config")
-    phase = settings.get_part("loadgen")
-    if phases := settings.data.get("phases"):
-        for n, each in enumerate(phases if isinstance(phases, list) else [phases]):
-            name = f"phases[{n}]"
-            phase = _Part({name: each}, settings.path).get_part(name)
-            if not phase.data.get("exclude_from_results"):
-                break
+    phases = (p for p in settings.list_parts("phases") if not p.data.get("exclude_from_results"))
+    phase = next(phases, settings.get_part("loadgen"))
     rate = phase.get_number("rate") or phase.get_number("request_rate")
     concurrency = phase.get_number("concurrency")
     if rate is None and concurrency is None:  # genai-perf: by Little's law
         concurrency = max(round(throughput * whole.read_number("avg") / 1e3), 1)
     if count is None:
         count = 10 * (concurrency or 10)
-    poisson = (phase.get_text("type") or "poisson") == "poisson"
+    poisson = phase.data.get("type", "poisson") == "poisson"
     return {
         **_convert_latencies(latencies),
         **_describe_requests(int(count), *lengths),

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.calibration.benchmark_forms import (
+    MAX_NUMBER,
     STATISTICS,
     convert_to_vllm_runs,
     read_printed_tables,
@@ -251,7 +252,7 @@ def _read_statistics(run: object) -> dict[str, float]:
     return {
         ours: fields[theirs] * unit
         for theirs, (ours, unit) in names.items()
-        if isinstance(fields.get(theirs), float | int) and 0 < fields[theirs] < math.inf
+        if isinstance(fields.get(theirs), float | int) and 0 < fields[theirs] < MAX_NUMBER
     }
 
 

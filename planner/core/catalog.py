@@ -129,6 +129,7 @@ def _describe_problem(
 
 
 PLAIN_WORDS = {
+    "Unable to parse input string as an integer, exceeded maximum size": "must be a whole number",
     ", unable to parse string as a number": "",
     ", unable to parse string as an integer": "",
     "a valid number": "a number",

@@ -115,7 +115,7 @@ class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
             for node in level:
                 parts = node.value if isinstance(node, yaml.CollectionNode) else ()
                 size += len(parts)
-                letters += 0 if parts else len(node.value)
+                letters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
                 is_large = size > MAX_YAML_VALUES or letters > MAX_YAML_LETTERS
                 if depth > MAX_NESTING_DEPTH + 1 or is_large:
                     raise _make_yaml_error("its aliases stand for too much", node)

@@ -24,7 +24,6 @@ from planner.core.catalog import compute_build_digest
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import list_columns, replace_atomically, write_csv
 from planner.core.progress import show_step
-from planner.core.redaction import MASK
 from planner.core.text import escape_to_one_line, format_count
 from planner.tools.answer_store import Answer, AnswerStore, compute_answer_key
 from planner.tools.deployment_rows import DeploymentRows, read_rows
@@ -155,7 +154,7 @@ def _run_on_workers(
     if scheduler and not re.fullmatch(r"(tcp|tls|ws|wss)://[^@/?#]+:\d{1,5}", scheduler):
         raise PlannerError(
             "--scheduler takes an address without a login, such as tcp://10.0.0.1:8786, got"
-            f" {re.sub('//.*@', f'//{MASK}@', scheduler)!r:.80}"
+            f" {re.sub('//.*@', '//...@', scheduler)!r:.80}"
         )
     executor: Executor
     with ExitStack() as stack:

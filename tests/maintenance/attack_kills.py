@@ -33,6 +33,7 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # which th
 
 from attack_inputs import CASE, MEASURED, QUESTION
 
+from planner.core.files import UNFINISHED
 from planner.tools.answer_store import open_default_store
 from planner.ui.cli import main as planner
 
@@ -75,7 +76,7 @@ def contents(folder: Path) -> Mapping[str, bytes]:
     files = [
         path
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix not in (".part", ".partial")
+        if path.is_file() and path.suffix not in (".part", ".partial") and path.name != UNFINISHED
     ]
     names = {
         str(path.relative_to(folder)): path
@@ -152,7 +153,8 @@ class Victim:
             return fate, "it went on"
         if alive := psutil.wait_procs(children, timeout=10)[1]:
             return fate, f"{len(alive)} children went on"
-        if (found := contents(self.folder)) not in (self.old, self.new):
+        said = any(self.folder.rglob(UNFINISHED))  # by whichever command reads it next
+        if (found := contents(self.folder)) not in (self.old, self.new) and not said:
             return (
                 fate,
                 (
