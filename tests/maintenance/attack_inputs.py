@@ -41,7 +41,7 @@ from scenario_generator import generate
 from shipped import small_plan
 from test_output_files import MEASURED
 from test_plan_command import QUESTION
-from test_shown_secrets import FORMS, OPTIONS, PLANTED, find_planted
+from test_shown_secrets import FORMS, PLANTED, find_planted
 
 from planner.calibration.benchmark_results import read_benchmark_results
 from planner.core.errors import PlannerError
@@ -547,6 +547,10 @@ def fleet(rng: random.Random, folder: Path) -> Any:
 NAMES = ("HF_TOKEN", "DB_PASS", "MYTOKEN", "CREDS", "UNHEARD_OF", "JWT", "PGPASS", "X")
 HARMLESS = ("VLLM_LOGGING_LEVEL", "NCCL_DEBUG", "SGLANG_X")
 """Names whose values are shown, unless they have the form of a secret."""
+
+
+OPTIONS = ("--db-pass", "--pin", "--my-setting", "--api-key", "--hf-token", "--license")
+"""What holds a secret and is no option of an engine, or one whose value is never shown."""
 
 
 def _plant(rng: random.Random, forms: Sequence[str] = (*FORMS, "{}")) -> str:
