@@ -12,6 +12,7 @@ import pytest
 from shipped import answer_of, plan_of, plan_once, sampled, small_plan
 
 from planner.answers import Answer, build_answer, serialize_answer
+from planner.answers.words import tell_measure_first
 from planner.core.intervals import Interval
 from planner.core.number_format import format_probability, format_usd
 from planner.planning.scenario import load_scenario
@@ -19,7 +20,7 @@ from planner.planning.search import GAMBLE_PROBABILITY, Plan
 from planner.ui import plan_tables as tables
 from planner.ui.decision_memo import build_memo
 from planner.ui.plan_panel import build_page
-from planner.ui.plan_text import format_answer, tell_measure_first
+from planner.ui.plan_text import format_answer
 
 POOLS = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",

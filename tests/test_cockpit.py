@@ -16,7 +16,7 @@ from shipped import answer_of
 from planner.analysis.load_curves import sweep_cost_over_load
 from planner.answers import build_answer, serialize_answer
 from planner.answers.build import sweep_costs, sweep_latency
-from planner.answers.wording import METRIC_NAMES
+from planner.answers.words import PHRASES
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number, format_seconds, format_share, format_usd
 from planner.planning.evaluation import evaluate_candidate
@@ -66,7 +66,7 @@ MOVES = [
         "tie_word_embeddings": True,
     })),
     *((f"{metric} {percentile}", f"{limit} ms")
-      for metric, limit in zip(METRIC_NAMES, (2500, 75, 95, 40_000), strict=True)
+      for metric, limit in zip(PHRASES["metrics"], (2500, 75, 95, 40_000), strict=True)
       for percentile in STATISTIC_CHOICES),
 ]  # fmt: skip
 """Each control in turn, with values as the page sends them: what was typed, or a number."""

@@ -15,14 +15,12 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning import evaluation, tolerance
-from planner.planning.candidate import Candidate
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
 from planner.planning.what_if import allow_formats, find_unlisted_format
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
-from planner.ui.plan_text import format_answer
 
 DRAWS, REQUESTS = 500, 900
 TAIL_ERRORS = {"mean": 1.0, "p50": 1.0, "p95": 1.25, "p99": 1.5}
@@ -247,21 +245,6 @@ def test_an_unlisted_format_is_cheaper_and_judged_as_when_it_is_allowed() -> Non
     assert named.offer.probability == candidate.probability and "arXiv" in named.source
     assert (all_formats := allow_formats(plan.scenario))
     assert find_unlisted_format(replace(plan, scenario=all_formats)) is None
-
-
-def test_what_lies_between_is_named_and_the_short_answer_stays_short() -> None:
-    plan = search_deployments(ask(4.0, ttft={"p95": 4000}, tpot={"p95": 60}))
-    chosen = plan.chosen
-    assert chosen is not None
-
-    def cut(share: float, probability: float) -> Candidate:
-        return replace(chosen, billed_fraction=share, limits=(), p_memory=probability)
-
-    gamble, middle, dearer = cut(0.4, 0.61), cut(0.58, 0.72), cut(0.9, 0.7)
-    shown = replace(plan, gamble=gamble, candidates=(chosen, middle, dearer, gamble))
-    answer = build_answer(shown)
-    assert answer.middle is not None and answer.middle.probability == 0.72
-    assert len(format_answer(answer, command="headroom plan x").splitlines()) <= 14
 
 
 def test_stages_inside_a_machine_have_to_save_a_third() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shipped import answer_of, plan_once, small_fields
 
 from planner.answers import serialize_answer
-from planner.answers.bill_wording import describe_api
+from planner.answers.words import describe_api
 from planner.core.errors import PlannerError
 from planner.engines.deployment import choose_machines, deploy_on
 from planner.hardware.gpus import get_gpu

@@ -10,8 +10,7 @@ from shipped import answer_of, small_plan
 
 from planner.answers.answer import NearestRun
 from planner.answers.build import _explain_local_model, build_offer
-from planner.answers.deployment_wording import explain_outside
-from planner.answers.wording import BASIS_LABELS
+from planner.answers.words import PHRASES, explain_outside
 from planner.core.number_format import format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
@@ -103,9 +102,9 @@ def test_what_was_measured_is_named_as_what_it_is() -> None:
             best, nearest_run=NearestRun("a run", None, model, gpu),
             prediction=replace(best.prediction, performance=performance),
         )  # fmt: skip
-        assert said in BASIS_LABELS[offer.basis]
+        assert said in PHRASES["basis"][offer.basis]["says"]
     known = {offer.basis for offer in answer_of(plan()).candidates}
-    assert known <= set(BASIS_LABELS)
+    assert known <= set(PHRASES["basis"])
 
 
 def test_a_model_that_is_a_path_says_where_its_weights_must_lie() -> None:

@@ -133,6 +133,7 @@ class Offer:
     num_replicas: int  # with spares, of all pools
     machine_sizes: tuple[int, ...]  # GPUs of each machine that is rented
     outside: Outside  # what of it the scenario does not allow
+    is_owned: bool
     probability: float  # that it starts and meets every target
     confidence: float  # the probability that is asked for
     p_memory: float
@@ -210,6 +211,17 @@ class Offer:
     def median_usd_per_hour(self) -> float | None:
         """Its price at the middle quotes; None where none is known."""
         return self.prediction.usd_per_hour
+
+    @property
+    def capacity_less_one_rps(self) -> float | None:
+        """Its capacity while one of its replicas is down."""
+        replicas = self.deployment.layout.replicas
+        return self.capacity_rps.mid * (1 - 1 / replicas) if self.capacity_rps else None
+
+    @property
+    def num_nodes(self) -> int:
+        """The machines of one replica."""
+        return max(math.ceil(p.layout.gpus_per_replica / p.gpus_per_node) for p in self.pools)
 
     @property
     def num_idle_gpus(self) -> int:
@@ -306,16 +318,12 @@ class UnlistedOption:
         return self.offer.outside != "gpu"
 
 
-OtherKind = Literal["safer", "cheaper", "middle", "format", "gpu"]
-
-
 @dataclass(frozen=True)
 class OtherOption:
     """What somebody may take instead of the plan, and why."""
 
-    kind: OtherKind
+    label: Literal["Safer", "Cheaper", "Format", "GPU"]
     offer: Offer
-    worth: float  # the share that it saves, or of the risk that it takes away, for its price
     unlisted: UnlistedOption | None = None
 
 
@@ -410,6 +418,15 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class KindOffer:
+    """The cheapest plan that holds on one kind of GPU; else the nearest there, and why it does not."""
+
+    gpu: str
+    offer: Offer | None
+    reason: str  # empty where it holds
+
+
+@dataclass(frozen=True)
 class Answer:
     """Everything that anybody is told of a plan."""
 
@@ -444,9 +461,9 @@ class Answer:
     adapter_slots: AdapterSlots | None = None  # of the best; None without adapters
     always_on: Offer | None = None  # cheaper without scaling, where the choice rests on it
     budget: BudgetUse | None = None
+    by_gpu: tuple[KindOffer, ...] = ()
     surge: Surge | None = None  # at more traffic than planned
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
-    middle: Offer | None = None  # cheaper than the plan, likelier than the cheapest with even odds
     growth: GrowthLimit | None = None
     measure_first: MeasureFirst | None = None
     engines: tuple[Alternative, ...] | None = None  # those of other engines
@@ -495,26 +512,16 @@ class Answer:
 
     @cached_property
     def other_options(self) -> tuple[OtherOption, ...]:
-        """What may be taken instead: first what is as likely as asked, and saves or secures most for its price."""
-        chosen = self.chosen
-        if chosen is None:
-            return ()
-        found = list[tuple[OtherKind, Offer | None, UnlistedOption | None]]()
-        found += [("safer", self.safer, None), ("cheaper", self.cheaper, None)]
-        found += [("middle", self.middle, None)]
-        found += [
-            ("format" if each.is_format else "gpu", each.offer, each)
-            for each in self.unlisted or ()
-        ]
-        options = [
-            OtherOption(kind, offer, _weigh_option(chosen, offer), unlisted)
-            for kind, offer, unlisted in found
-            if offer
-        ]
-        return tuple(
-            sorted(
-                options, key=lambda each: (each.offer.probability < chosen.confidence, -each.worth)
-            )
+        """What may be taken instead of the plan: safer, cheaper, or outside of the scenario."""
+        named = [OtherOption("Safer", self.safer)] if self.safer else []
+        named += [OtherOption("Cheaper", self.cheaper)] if self.cheaper else []
+        return (
+            *named,
+            *(
+                OtherOption("Format" if each.is_format else "GPU", each.offer, each)
+                for each in (self.unlisted or ())
+                if self.chosen
+            ),
         )
 
     @cached_property
@@ -540,15 +547,6 @@ class Answer:
         if kind == "limit":
             return kind, self.scenario.slo_targets[0].seconds
         return kind, float((load.rate if kind == "rate" else load.concurrency) or 0)
-
-
-def _weigh_option(chosen: Offer, offer: Offer) -> float:
-    """Weigh an option beside the plan: what it saves times its odds, and the risk that it takes away."""
-    is_comparable = offer.price_key[0] == chosen.price_key[0] and chosen.price_key[1] > 0
-    cost = offer.price_key[1] / chosen.price_key[1] if is_comparable else 1.0
-    saved = (1 - cost) * offer.probability / max(chosen.probability, 1e-9)
-    safer = (offer.probability - chosen.probability) / max(1 - chosen.probability, 1e-9)
-    return max(saved, 0.0) + max(safer, 0.0) / max(cost, 1.0)
 
 
 def is_same_price(usd: float | None, base: float | None) -> bool:

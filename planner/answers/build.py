@@ -16,6 +16,7 @@ from planner.answers.answer import (
     Carbon,
     Change,
     CostCurve,
+    KindOffer,
     LatencyCurve,
     Limit,
     MeasureFirst,
@@ -27,8 +28,8 @@ from planner.answers.answer import (
     Risk,
     UnlistedOption,
 )
-from planner.answers.phrases import BASIS_PHRASES
 from planner.answers.ways_out import find_ways_out
+from planner.answers.words import PHRASES
 from planner.core.catalog import load_catalog
 from planner.core.intervals import Interval
 from planner.core.progress import try_each
@@ -43,6 +44,7 @@ from planner.deploy.artifacts import (
 )
 from planner.engines.deployment import choose_machines
 from planner.engines.model_registries import judge_model_support
+from planner.hardware.gpus import get_gpu
 from planner.hardware.grids import JOULES_PER_KWH
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.lora_adapters import (
@@ -100,8 +102,6 @@ from planner.planning.what_if import (
 
 MAX_CANDIDATES = 12
 """Candidates that an answer tells."""
-MIN_GAIN = 0.05
-"""By so much an option is likelier than the cheapest with even odds, for less than the plan."""
 MIN_CURVE_POINTS = 4
 MAX_STEP_COST_WEIGHT = 2.9
 """A miss at the expected speed, which weighs 3, comes before any doubt about step costs."""
@@ -150,6 +150,7 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         num_replicas=sum(pool.num_replicas for pool in pools),
         machine_sizes=tuple(_list_machine_sizes(candidate)),
         outside=_find_outside(allowed or scenario, candidate),
+        is_owned=deployment.gpu in map(get_gpu, scenario.fields.get("owned") or ()),
         probability=candidate.probability,
         confidence=candidate.confidence,
         p_memory=candidate.p_memory,
@@ -416,9 +417,11 @@ class _Builder:
             probability=plan.probability,
             best=best,
             options={name: self._get(each) for name, each in plan.options.items()},
-            middle=offer(self._find_middle()),
             always_on=offer(find_cheaper_always_on(chosen, plan.candidates)),
             budget=measure_budget(scenario, chosen) if chosen else None,
+            by_gpu=tuple(
+                KindOffer(each.gpu.name, offer(each.candidate), each.reason) for each in plan.by_gpu
+            ),
             runner_up=offer(plan.runner_up),
             runner_up_reason=find_rank_reason(plan.runner_up, chosen)
             if chosen and plan.runner_up
@@ -537,20 +540,6 @@ class _Builder:
                 offer, entry.quality if entry else "", entry.source if entry else ""
             )
 
-    def _find_middle(self) -> Candidate | None:
-        """Find the likeliest between the gamble and the plan in price."""
-        chosen, gamble = self.plan.chosen, self.plan.gamble
-        if chosen is None or gamble is None:
-            return None
-        between = [
-            each
-            for each in self.plan.candidates
-            if each.is_simulated and each.is_feasible
-            if gamble.cost_key < each.cost_key < chosen.cost_key
-            if each.probability >= gamble.probability + MIN_GAIN
-        ]
-        return min(between, key=lambda each: (-each.probability, *each.rank_key), default=None)
-
     def _build_measure_first(self, answer: Answer) -> MeasureFirst | None:
         offer, chosen = self.offer(find_measure_first(self.plan)), answer.chosen
         if offer is None or chosen is None or offer.bill is None or chosen.bill is None:
@@ -582,13 +571,15 @@ def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
         return
     if plan.reasons:
         yield Risk("edge" if plan.chosen else "miss", 3, {"reasons": plan.reasons})
+    if share := best.prediction.rejected_fraction:
+        yield Risk("refused", 1.9, {"share": share})
     if best.p_memory < SURE_MEMORY_PROBABILITY:
         risked = (1 - best.p_memory) / max(1 - best.probability, 1e-9)
         yield Risk("memory", 3 * min(risked, 1.0), {"suffices": best.p_memory})
     values = [performance.get_for_display(t.metric, t.percentile) for t in scenario.slo_targets]
     width = max((v.hi / v.mid - 1 for v in values if 0 < v.mid < math.inf), default=0.0)
     yield Risk(
-        "step costs", min(BASIS_PHRASES[best.basis]["doubt"] + width / 2, MAX_STEP_COST_WEIGHT),
+        "step costs", min(PHRASES["basis"][best.basis]["doubt"] + width / 2, MAX_STEP_COST_WEIGHT),
         {"basis": best.basis, "width": width, "served_rps": performance.request_tps},
     )  # fmt: skip
     if speculation := best.deployment.speculation:
@@ -604,14 +595,14 @@ def _generate_risks(plan: Plan, best: Offer) -> Iterator[Risk]:
     elif workload.trace is None:
         median = max(workload.compute_total_tokens_quantile(0.5), 1.0)
         spread = workload.compute_total_tokens_quantile(0.99) / median
-        yield Risk("texts" if scenario.offline else "traffic", 0.6, {"spread": spread})
+        yield Risk("traffic", 0.6, {"spread": spread})
     usd = best.usd_per_hour
     if usd and usd.hi > 1.05 * usd.mid:
         yield Risk("price", math.log(usd.hi / usd.mid), {"usd_per_hour": usd})
     if best.deployment.gpu.is_geforce:
         yield Risk("license", 1.0, {})
     if any(pool.num_replicas == 1 for pool in best.pools):
-        yield Risk("replica", 0.9, {})
+        yield Risk("replica", 1.9, {})
 
 
 def _simulate_replica_loss(plan: Plan) -> ReplicaLoss | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
+from planner.answers import words
 from planner.answers.answer import FILE_PARTS, Answer, Bill, Limit, Offer
 from planner.answers.build import build_answer
-from planner.answers.wording import describe_nearest_run, explain_alternative, explain_stages
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
@@ -50,7 +50,6 @@ def _serialize_assumed(answer: Answer) -> Fields:
         else [_serialize_option(each.offer) for each in unlisted if not each.is_format],
         "budget": answer.budget and _to_json(answer.budget),
         "cheaper_always_on": answer.always_on and _serialize_option(answer.always_on),
-        "between": answer.middle and _serialize_option(answer.middle),
     }
 
 
@@ -81,13 +80,18 @@ def serialize_answer(answer: Answer) -> Fields:
         "runner_up": answer.runner_up and serialize_offer(scenario, answer.runner_up),
         "why_not": None
         if answer.alternatives is None
-        else {each.option: explain_alternative(answer, each) for each in answer.alternatives},
+        else {each.option: words.explain_alternative(answer, each) for each in answer.alternatives},
         **_serialize_assumed(answer),
         "growth": growth
         and {
             "requests_per_s": growth.confident_rps,
             "growth": growth.growth,
             "probability": growth.confidence,
+        },
+        "by_gpu": {
+            each.gpu: (_serialize_option(each.offer) if each.offer else {})
+            | {"reason": each.reason}
+            for each in answer.by_gpu
         },
         "measure_first": first
         and {
@@ -124,7 +128,7 @@ def serialize_answer(answer: Answer) -> Fields:
         "risks": [{"risk": risk.kind, **_to_json(risk.figures)} for risk in answer.risks],
         "sized_hour": scenario.sized_hour and _to_json(scenario.sized_hour),
         "assumptions": list(scenario.assumptions),
-        "notes": [*answer.notes, *filter(None, [explain_stages(answer)]), *answer.left_out],
+        "notes": [*answer.notes, *filter(None, [words.explain_stages(answer)]), *answer.left_out],
         "engine_notes": list(answer.engine_notes),
         "command": launches[0].command if len(launches) == 1 else None,
         "commands": {launch.role: launch.command for launch in launches}
@@ -159,7 +163,7 @@ def _serialize_option(offer: Offer) -> Fields:
             "p_fits": round(offer.p_memory, 4),
             "slack_gib": offer.memory.slack_bytes / GIB,
         },
-        "nearest_measured_run": describe_nearest_run(offer),
+        "nearest_measured_run": words.describe_nearest_run(offer),
         "commands": [launch.command for launch in offer.launches],
     }
 

@@ -67,3 +67,9 @@ def render_template(folder: str, template: str, /, **values: Any) -> str:
     """Render a template of a folder of the package, such as "deploy"."""
     environment = _create_environment(folder, template.endswith(".md"))
     return environment.get_template(f"{template}.j2").render(**values)
+
+
+def load_macros(folder: str, template: str, /, **known: Any) -> object:
+    """Load the macros of a template of a folder of the package, which see the `known` names."""
+    environment = _create_environment(folder, False).overlay(trim_blocks=False)
+    return environment.get_template(f"{template}.j2").make_module(known)

@@ -21,7 +21,7 @@ import traitlets
 
 from planner.answers import Answer, build_answer
 from planner.answers.build import sweep_costs, sweep_latency
-from planner.answers.wording import METRIC_NAMES
+from planner.answers.words import PHRASES
 from planner.core.errors import PlannerError, find_near_names
 from planner.core.progress import watch_progress
 from planner.engines.engine import list_engines
@@ -143,7 +143,7 @@ class Cockpit(anywidget.AnyWidget):
                 "presets": {
                     name: preset.about for name, preset in scenario_form.load_presets().items()
                 },
-                "metrics": dict(METRIC_NAMES),
+                "metrics": PHRASES["metrics"],
                 "statistics": list(scenario_form.STATISTIC_CHOICES),
                 "days": list(load_daily_profiles()),
                 "ranks": list(LORA_RANKS),

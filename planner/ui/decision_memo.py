@@ -16,8 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from planner import __version__
-from planner.answers import Answer, Offer, Performance, bill_wording, growth_wording, wording
-from planner.answers import deployment_wording as words
+from planner.answers import Answer, Offer, Performance, words
 from planner.answers.answer import is_same_price
 from planner.core import number_format as numbers
 from planner.core.files import get_report_date
@@ -30,7 +29,7 @@ from planner.planning.slo import SloTarget, explain_implausible_limits, list_ben
 from planner.ui.charts.base import MUTED_COLOR, SLO_STATUS_COLORS, render_svg
 from planner.ui.charts.summary import plot_load_curve
 from planner.ui.notebook_widgets import escape_html
-from planner.ui.plan_text import render_rows, tell_measure_first
+from planner.ui.plan_text import render_rows
 
 MEMO_MIME_TYPE = "application/vnd.headroom.memo+json"
 MAX_OPTIONS, MAX_CHANGES = 3, 7
@@ -80,19 +79,19 @@ def build_memo(answer: Answer) -> Memo:
         date=f"{get_report_date():%-d %B %Y}",
         version=__version__,
         question=escape_to_one_line(" ".join(scenario.question.split())),
-        verdict=wording.VERDICT_NAMES[answer.verdict],
-        state=wording.VERDICT_STATES[answer.verdict],
+        verdict=words.PHRASES["verdicts"][answer.verdict],
+        state=words.PHRASES["states"][answer.verdict],
         sentences=tuple(text for (text,) in texts["sentences"]),
         tiles=tuple(
             SimpleNamespace(name=name, value=value, unit=unit, note=note)
             for name, value, unit, note in texts["tiles"]
         ),
-        api=bill_wording.explain_api(answer),
-        day=growth_wording.describe_day(answer),
+        api=words.explain_api(answer),
+        day=words.describe_day(answer),
         asked=tuple(texts["asked"]),
         period="the job" if scenario.offline else "a month",
         cost_name="Cost, always on" if answer.day else "Cost",
-        latency_name=wording.name_target(target) if target else "",
+        latency_name=words.name_target(target) if target else "",
         options=tuple(option for _, option in options),
         risks=tuple(texts["risks"]) if answer.chosen else (),
         bars=tuple(bars),
@@ -104,7 +103,7 @@ def build_memo(answer: Answer) -> Memo:
         )
         if curve
         else "",
-        chart_title=f"{wording.name_target(curve.target)}, {unit}, by {curve.axis.lower()}"
+        chart_title=f"{words.name_target(curve.target)}, {unit}, by {curve.axis.lower()}"
         if curve
         else "",
         changes=tuple(_list_changes(answer)),
@@ -112,7 +111,7 @@ def build_memo(answer: Answer) -> Memo:
         if best and best.price and len(best.price.quotes) > 2
         else (),
         median_usd=best.price.median_usd * _count_hours(best) if best and best.price else 0.0,
-        ramp_heads=tuple(map(wording.name_target, judged)),
+        ramp_heads=tuple(map(words.name_target, judged)),
         ramp=ramp,
         ramp_note=f"* {answer.benchmark_note}" if ramp and answer.benchmark_note else "",
         basis=tuple(texts["basis"]),
@@ -127,63 +126,23 @@ def _render(
 
     def name_letter(offer: Offer) -> str:
         titles = [option.title for shown, option in options if shown is offer]
-        return titles[0].partition(" ")[0] if titles else _count_gpus(offer)
+        return titles[0].partition(" ")[0] if titles else words.count_gpus(offer)
 
-    whose = "Cost" if chosen else "Cost of the nearest plan"
     return render_rows(
         "memo",
         answer=answer,
+        scenario=scenario,
         best=best,
         chosen=chosen,
-        scenario=scenario,
-        api=answer.api,
         prefers_api=_prefers_api(answer),
         options=options,
         bars=bars,
         target=_get_target(answer),
-        bars_that_are=lambda state: "; ".join(
-            _uncapitalize(bar.name) for bar in bars if bar.state == state
-        ),
-        whose="Cost of own GPUs" if _prefers_api(answer) else whose,
         letter=name_letter,
         dash=EN_DASH,
-        money=format_usd,
-        number=format_number,
-        percent=format_probability,
-        cap=capitalize,
         uncap=_uncapitalize,
-        count=_count_gpus,
-        odds=wording.format_odds,
-        outside=lambda offer: words.explain_outside(scenario, offer),
-        describe=words.describe_offer,
-        engine=words.describe_engine,
-        gloss=words.gloss_deployment,
-        replica_gpus=words.describe_replica_gpus,
-        adapters=words.describe_adapters(answer),
-        adapter_traffic=words.describe_adapter_traffic(scenario),
-        in_words=lambda text: _say_in_words(answer, text),
-        figure=wording.explain_open_figure(answer),
-        bills=bill_wording.list_other_bills(answer),
-        shortfall=wording.explain_shortfall,
-        doubts=wording.list_doubts,
-        name_target=wording.name_target,
         hint=explain_implausible_limits(scenario.slo_targets),
-        limit_s=numbers.format_limit_seconds,
-        targets=[
-            f"{wording.name_target(t)} within {numbers.format_limit_seconds(t.seconds)}"
-            for t in scenario.slo_targets
-        ],
-        room=growth_wording.format_growth(answer.growth) if answer.growth else (),
-        growth_end=growth_wording.describe_growth_end,
-        confident_load=growth_wording.explain_confident_load,
-        surge=growth_wording.explain_surge(answer),
-        slots=growth_wording.explain_slots_in_capacity(answer),
-        capacity_meaning=growth_wording.CAPACITY_MEANING,
-        measure=tell_measure_first(answer),
         other_gpus=list(islice(_explain_other_gpus(answer, options), MAX_OPTIONS)),
-        risks=[wording.describe_risk(risk) for risk in answer.risks],
-        run=wording.describe_nearest_run(best) if best else "",
-        basis=wording.BASIS_LABELS[best.basis] if best else "",
     )
 
 
@@ -274,7 +233,7 @@ def _weigh(answer: Answer, role: str, offer: Offer) -> tuple[str, str]:
     is_dearer = offer.bill and first and offer.bill > 1.005 * first
     arguments = [(cost, not is_dearer), (words.explain_outside(answer.scenario, offer), False)]
     if offer.performance:
-        label = wording.BASIS_LABELS[offer.basis].split(":")[0]
+        label = words.PHRASES["basis"][offer.basis]["says"].split(":")[0]
         arguments.append((f"speed {label}", offer.basis.startswith("measured")))
     pro, con = (
         ", ".join(text for text, is_for in arguments if is_for == side and text)
@@ -293,7 +252,10 @@ def _list_ways_out(answer: Answer) -> list[tuple[str, Offer]]:
             ways.append(
                 (f"{found.change.change}, max_loras {count} in place of {slots.count}", offer)
             )
-    return [(_say_in_words(answer, n), o) for n, o in sorted(ways, key=lambda way: way[1].rank)]
+    return [
+        (words.say_in_words(answer.scenario, n), o)
+        for n, o in sorted(ways, key=lambda way: way[1].rank)
+    ]
 
 
 def _describe_option(answer: Answer, title: str, offer: Offer, pro: str, con: str) -> Any:
@@ -304,11 +266,11 @@ def _describe_option(answer: Answer, title: str, offer: Offer, pro: str, con: st
         latency = _format_interval(value, target.seconds)
     is_first = offer is answer.chosen and not _prefers_api(answer)
     change = "" if is_first else _format_change(*_get_bills(answer, offer))
-    by_day = bill_wording.format_day_bill(offer) * (answer.day is not None)
-    cost = (EN_DASH if offer.bill is None else format_usd(offer.bill)) + by_day
+
+    cost = EN_DASH if offer.bill is None else format_usd(offer.bill)
     return SimpleNamespace(
         title=title,
-        name=_count_gpus(offer),
+        name=words.count_gpus(offer),
         cost=cost,
         change=change,
         whole_cost=f"{cost} {change}".rstrip(),
@@ -339,7 +301,7 @@ def _explain_other_gpus(answer: Answer, options: list[tuple[Offer | None, Any]])
     allowed = [each.gpu.name for each in answer.scenario.gpus if answer.chosen]
     for name in (each for each in allowed if each not in shown):
         if name in reasons:
-            yield f"{name} ({wording.explain_alternative(answer, reasons[name])})"
+            yield f"{name} ({words.explain_alternative(answer, reasons[name])})"
         elif offer := nearest.get(name):
             usd = "price not known" if offer.bill is None else format_usd(offer.bill)
             yield f"{words.describe_gpus(offer)} ({usd}, {_uncapitalize(_judge(offer))})"
@@ -352,10 +314,10 @@ def _list_bars(answer: Answer) -> Iterator[Any]:
     planned = 1 - answer.scenario.headroom
     for limit in answer.best.limits if answer.best else ():
         lo, mid, hi = (min(end, MAX_SHARE) for end in (limit.use.lo, limit.use.mid, limit.use.hi))
-        name, bound = wording.name_limit(limit, answer.scenario), wording.format_bound(limit)
-        value, worst = wording.format_amount(limit), wording.format_pessimistic(limit)
+        name, bound = words.name_limit(limit, answer.scenario), words.format_bound(limit)
+        value, worst = words.format_amount(limit), words.format_pessimistic(limit)
         if limit.target:
-            name = capitalize(wording.name_target(limit.target))
+            name = capitalize(words.name_target(limit.target))
         elif limit.is_load:
             name, bound = "Load (of capacity)", f"{planned:.0%}"
             value, worst = (
@@ -378,7 +340,7 @@ def _list_changes(answer: Answer) -> Iterator[tuple[str, ...]]:
     """List what would change the answer; limits that change nothing when relaxed are one row."""
     own, rows = answer.chosen, list[tuple[str, Offer | None, str]]()
     relaxed = {
-        change.change: (wording.name_target(target), change.offer)
+        change.change: (words.name_target(target), change.offer)
         for target in answer.scenario.slo_targets
         for change in answer.changes or ()
         if change.offer and change.change.startswith(f"limit of {target.name} relaxed")
@@ -388,7 +350,13 @@ def _list_changes(answer: Answer) -> Iterator[tuple[str, ...]]:
     for change in answer.changes or ():
         if least is None or len(relaxed) < 2 or change.change not in relaxed:
             verdict = _judge(change.offer) if change.offer else "No plan meets the targets"
-            rows.append((capitalize(_say_in_words(answer, change.change)), change.offer, verdict))
+            rows.append(
+                (
+                    capitalize(words.say_in_words(answer.scenario, change.change)),
+                    change.offer,
+                    verdict,
+                )
+            )
         elif change.change == next(iter(relaxed)):
             names = ", ".join(
                 f"{name} {text.rpartition(' to ')[2]}" for text, (name, _) in relaxed.items()
@@ -405,7 +373,7 @@ def _list_changes(answer: Answer) -> Iterator[tuple[str, ...]]:
         other = "" if own and words.describe_weights(own) == weights else f", {weights}"
         shown = EN_DASH if usd is None else format_usd(usd)
         changed = _format_change(usd, own.bill if own else None) or EN_DASH
-        yield name, _count_gpus(offer) + other, shown, changed, verdict, offer.status
+        yield name, words.count_gpus(offer) + other, shown, changed, verdict, offer.status
 
 
 def _list_sellers(price: GpuPrice, hours: float) -> tuple[tuple[str, float, bool], ...]:
@@ -446,21 +414,9 @@ def _list_ramp(answer: Answer, judged: tuple[SloTarget, ...]) -> Iterator[tuple[
         yield f"{own}, your traffic{mark}", *list_step(found, found.output_tps.mid / replicas)
 
 
-def _say_in_words(answer: Answer, text: str) -> str:
-    for target in answer.scenario.slo_targets:
-        text = text.replace(target.name, wording.name_target(target))
-    return text
-
-
-def _count_gpus(offer: Offer) -> str:
-    """Name how many GPUs of a kind, and the replicas where there are several."""
-    is_group = 1 < offer.num_replicas < offer.num_gpus_billed and not offer.is_disaggregated
-    return words.describe_gpus(offer) + f", {offer.num_replicas} replicas" * is_group
-
-
 def _judge(offer: Offer) -> str:
     estimated = " (estimated)" * (not offer.is_simulated)
-    return f"{_JUDGEMENTS[offer.status]}, {wording.format_odds(offer)}{estimated}"
+    return f"{_JUDGEMENTS[offer.status]}, {words.format_odds(offer)}{estimated}"
 
 
 def _describe_miss(offer: Offer) -> str:

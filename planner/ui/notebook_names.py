@@ -33,7 +33,7 @@ _BY_MODULE: Mapping[str, str] = {
         "build_latency_table build_tail_curves list_tail_limits select_stable_rows "
     ),
     "answers.build": "build_answer",
-    "answers.growth_wording": "describe_day describe_headroom explain_replica_loss",
+    "answers.words": "describe_day describe_headroom explain_replica_loss tell_measure_first",
     "core.text": "escape_markdown nest_markdown",
     "core.units": "GIB",
     "deploy.alerts": "list_alert_rules",
@@ -65,7 +65,6 @@ _BY_MODULE: Mapping[str, str] = {
     "ui.plan_comparison": (
         "build_plan_comparison build_plan_titles compare_limits describe_cheapest_plan"
     ),
-    "ui.plan_text": "tell_measure_first",
     "ui.plan_tables": (
         "build_alternatives_table build_candidate_table build_ramp_table "
         "build_rejection_table build_relaxation_table build_rental_table compare_engines "

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.answers import FILE_PARTS, MEMO_PARTS, SUMMARY_PARTS, Answer, build_answer
-from planner.answers.wording import BASIS_LABELS
+from planner.answers import FILE_PARTS, MEMO_PARTS, SUMMARY_PARTS, Answer, build_answer, words
 from planner.core.files import (
     check_not_overwriting,
     ensure_folder,
@@ -38,7 +37,7 @@ from planner.ui.plan_comparison import (
 )
 from planner.ui.plan_files import check_plan_folder, write_plan_files, write_plan_folders
 from planner.ui.plan_tables import describe_scenario, summarize_plan
-from planner.ui.plan_text import format_answer, render_rows, tell_measure_first
+from planner.ui.plan_text import format_answer, render_rows
 from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
 
 DISAGGREGATION_NOTEBOOK = NOTEBOOK_DIR / "pools.ipynb"
@@ -128,8 +127,7 @@ def write_comparison_report(
             date=f"{get_report_date():%-d %B %Y}",
             version=__version__,
             performance=answer.performance,
-            measure=tell_measure_first(answer),
-            basis_labels=BASIS_LABELS,
+            measure=words.tell_measure_first(answer),
             basis=answer.best.basis if answer.best else "",
             price=answer.best and answer.best.price,
         )

@@ -5,8 +5,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from planner.answers import Answer
-from planner.answers.wording import VERDICT_NAMES
+from planner.answers import Answer, words
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.planning.scenario import Scenario
@@ -150,7 +149,7 @@ def _collect_plan_facts(answer: Answer) -> dict[str, object]:
     """Collect what a plan is and does, except limits and costs."""
     best, performance = answer.best, answer.performance
     rows: dict[str, object] = {
-        "answer": VERDICT_NAMES[answer.verdict].lower(),
+        "answer": words.PHRASES["verdicts"][answer.verdict].lower(),
         "deployment": best and best.description,
         "what limits it": answer.binding.constraint,
     }

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from planner import __version__
 from planner.answers import Answer, serialize_answer
-from planner.answers.wording import VERDICT_NAMES
+from planner.answers.words import PHRASES
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.files import (
@@ -76,7 +76,7 @@ class SavedPlan(_SavedPart):
             else (self.usd_per_hour or [None], "h")
         )
         return {
-            "Verdict": f"{VERDICT_NAMES[self.verdict]}, {format_probability(self.probability)} likely",
+            "Verdict": f"{PHRASES['verdicts'][self.verdict]}, {format_probability(self.probability)} likely",
             "Deployment": chosen.deployment if chosen else "none; the closest:",
             "Engine": f"{self.engine} {self.engine_version}".strip(),
             "GPUs": "" if self.gpus_rented is None else str(self.gpus_rented),

@@ -7,38 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.answers import Answer, Offer
+from planner.answers import Answer, Offer, words
 from planner.answers.answer import CostCurve, LatencyCurve, Limit
-from planner.answers.bill_wording import (
-    describe_gpu_price,
-    explain_api,
-    format_hourly_price,
-    list_other_bills,
-)
-from planner.answers.deployment_wording import (
-    describe_adapters,
-    describe_engine,
-    describe_gpus,
-    describe_offer,
-)
-from planner.answers.growth_wording import (
-    CAPACITY_MEANING,
-    describe_day,
-    describe_growth_end,
-    explain_confident_load,
-    explain_surge,
-    format_growth,
-)
-from planner.answers.wording import (
-    BASIS_LABELS,
-    METRIC_NAMES,
-    VERDICT_NAMES,
-    describe_open_figure,
-    explain_shortfall,
-    format_amount,
-    format_bound,
-    format_odds,
-)
 from planner.core.intervals import Interval
 from planner.core.number_format import (
     EN_DASH,
@@ -59,7 +29,6 @@ from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
 from planner.ui.charts.summary import plot_day
 from planner.ui.plan_tables import build_rejection_table, explain_choice
-from planner.ui.plan_text import tell_measure_first
 
 Page = dict[str, Any]
 """What the cockpit shows, as JSON."""
@@ -91,16 +60,16 @@ def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
         return {
             "state": "final",
             "tone": "bad",
-            "word": VERDICT_NAMES["nothing_meets"],
+            "word": words.PHRASES["verdicts"]["nothing_meets"],
             "head": "The model does not fit",
             "say": [answer.binding.sentence],
             "why": [f"{row[0]}: {row[2]}" for row in rows],
             "figures": {"verdict": answer.verdict, "probability": 0.0},
         }
-    word, tone = VERDICT_NAMES[answer.verdict], VERDICT_TONES[answer.verdict]
+    word, tone = words.PHRASES["verdicts"][answer.verdict], VERDICT_TONES[answer.verdict]
     meta = (
         f"{performance.num_simulated_requests:,} requests simulated \N{MIDDLE DOT} step costs"
-        f" {BASIS_LABELS[best.basis]}"
+        f" {words.PHRASES['basis'][best.basis]['says']}"
     )
     estimated = answer.is_estimate
     if estimated:
@@ -159,7 +128,7 @@ def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
 
 def _format_price(offer: Offer) -> tuple[str, str]:
     """Return the headline bill, and the price of an hour by provider."""
-    return format_usd(offer.bill) if offer.bill else "", format_hourly_price(offer, EN_DASH)
+    return format_usd(offer.bill) if offer.bill else "", words.format_hourly_price(offer, EN_DASH)
 
 
 def _describe_period(answer: Answer) -> str:
@@ -170,23 +139,23 @@ def _describe_period(answer: Answer) -> str:
 
 def _describe_setup(offer: Offer) -> str:
     """Describe layout and formats, and the engine where it is another than vLLM."""
-    parts = describe_offer(offer).split(", ")[1:]
+    parts = words.describe_offer(offer).split(", ")[1:]
     if offer.deployment.engine.name != "vllm":
-        parts.append(describe_engine(offer))
+        parts.append(words.describe_engine(offer))
     return " \N{MIDDLE DOT} ".join(parts)
 
 
 def _write_head(answer: Answer, best: Offer, ask_every_s: float | None) -> str:
-    scenario, gpus = answer.scenario, describe_gpus(best)
+    scenario, gpus = answer.scenario, words.describe_gpus(best)
     if answer.is_estimate:
         return f"\N{ALMOST EQUAL TO} {gpus}"
     if scenario.found_figure and answer.chosen:
-        figure = describe_open_figure(scenario)
+        figure = words.describe_open_figure(scenario)
         if scenario.found_figure == "rate" and scenario.workload.rate and ask_every_s:
             figure = f"{format_number(scenario.workload.rate * ask_every_s)} users"
         return f"{figure} on {gpus}"
     if answer.chosen:
-        return f"Rent {gpus}"
+        return f"Use {gpus} that you own" if best.is_owned else f"Rent {gpus}"
     if best.is_overloaded:
         serves = "serves" if best.num_gpus_billed == 1 else "serve"
         share = format_number(1 - (best.free_capacity or 0.0), 2)
@@ -212,7 +181,7 @@ def _write_sentences(answer: Answer, best: Offer) -> list[str]:
             "The queue grows without bound, so no latencies are shown.",
         ]
     if answer.chosen is None:
-        closest = f"The closest, {describe_gpus(best)}: {explain_shortfall(best)}."
+        closest = f"The closest, {words.describe_gpus(best)}: {words.explain_shortfall(best)}."
         hint = explain_implausible_limits(scenario.slo_targets)
         return [closest, *([f"{capitalize(hint)}."] if hint else [])]
     tightest, safer = best.tightest, ""
@@ -220,28 +189,30 @@ def _write_sentences(answer: Answer, best: Offer) -> list[str]:
     if tightest and (target := tightest.target) and (performance := best.performance):
         value = performance.get_for_display(target.metric, target.percentile)
         shown = format_seconds_range(value, target.seconds, EN_DASH)
-        name, limit = METRIC_NAMES[target.metric].lower(), format_limit_seconds(target.seconds)
+        name, limit = (
+            words.PHRASES["metrics"][target.metric].lower(),
+            format_limit_seconds(target.seconds),
+        )
         tight = f"Closest to its limit: {name} {shown} at {target.percentile}, limit {limit}."
     if answer.verdict == "at_risk" and answer.safer:
         month, _ = _format_price(answer.safer)
         price = f", {month} {_describe_period(answer)}" if month else ""
-        safer = f"Safe: {describe_gpus(answer.safer)}{price}."
-    adapters = describe_adapters(answer)
-    bills = list_other_bills(answer) if scenario.daily_profile else []
+        safer = f"Safe: {words.describe_gpus(answer.safer)}{price}."
+    adapters = words.describe_adapters(answer)
     sentences = [
         _state_probability(answer, best),
         tight,
-        f"{capitalize('; '.join(bills))}." if bills else "",
+        f"{words.format_bills(answer, best)}." if len(best.bills) > 1 else "",
         f"{adapters}." if adapters else "",
         safer,
-        explain_api(answer),
+        words.explain_api(answer),
     ]
     return [sentence for sentence in sentences if sentence]
 
 
 def _state_probability(answer: Answer, best: Offer) -> str:
     scenario = answer.scenario
-    odds, wanted = format_odds(best), format_probability(scenario.confidence)
+    odds, wanted = words.format_odds(best), format_probability(scenario.confidence)
     if scenario.found_figure:
         is_limit = scenario.found_figure == "limit"
         what = "shortest limit that is met" if is_limit else "largest load that meets every target"
@@ -272,11 +243,11 @@ def _build_targets(answer: Answer, best: Offer) -> Iterator[Page]:
             value = performance.get_for_display(target.metric, target.percentile)
             yield bar | {
                 "key": f"{target.metric} {target.percentile}",
-                "name": METRIC_NAMES[target.metric],
+                "name": words.PHRASES["metrics"][target.metric],
                 "short": limit.name,
-                "value": format_amount(limit),
+                "value": words.format_amount(limit),
                 "range": format_seconds_ends(value, EN_DASH) if math.isfinite(value.hi) else "",
-                "limit": format_bound(limit),
+                "limit": words.format_bound(limit),
                 "ms": (value * 1e3).as_json_list,
             }
         elif limit.load:
@@ -324,9 +295,9 @@ def _generate_tiles(answer: Answer, best: Offer, ask_every_s: float | None) -> I
     if best.capacity_rps:
         yield _build_capacity_tile(answer, best, best.capacity_rps, ask_every_s)
     if (growth := answer.growth) and answer.chosen and not scenario.offline:
-        value, unit = format_growth(growth)
-        note, hint = describe_growth_end(growth, ask_every_s), explain_confident_load(growth)
-        yield _tile("Room to grow", value, unit, note, exact=not growth.growth, hint=hint)
+        value, hint = words.format_growth(growth), words.explain_confident_load(growth)
+        note = words.describe_growth_end(growth, ask_every_s)
+        yield _tile("Room to grow", value, "", note, exact=not growth.growth, hint=hint)
     if estimated and not best.is_overloaded:
         yield _tile("Probability", "...", note=AFTER_SIMULATION, exact=True)
     elif not best.is_overloaded:
@@ -335,7 +306,7 @@ def _generate_tiles(answer: Answer, best: Offer, ask_every_s: float | None) -> I
             note = f"{spares} spare replica{'s' * (spares > 1)}"
         elif best.deployment.layout.replicas == 1:
             note = "1 replica: a restart stops the service"
-        odds, unit = format_odds(best), "to meet every target"
+        odds, unit = words.format_odds(best), "to meet every target"
         yield _tile("Probability", odds, unit, note, share=answer.probability)
 
 
@@ -355,7 +326,7 @@ def _build_capacity_tile(
         format_number(capacity.mid, 2 if unit == "users" else 3),
         f"{unit} ({format_ends(capacity, EN_DASH)})",
         note if scenario.workload.rate else "",
-        hint="" if scenario.offline else f"{CAPACITY_MEANING}.",
+        hint="" if scenario.offline else f"{words.PHRASES['capacity']}.",
     )
 
 
@@ -372,11 +343,11 @@ def _build_options(answer: Answer) -> list[Page]:
         row = {
             "name": name,
             "label": label,
-            "gpus": describe_gpus(option),
+            "gpus": words.describe_gpus(option),
             "setup": _describe_setup(option),
             "month": month or EN_DASH,
             "hour": hour,
-            "probability": format_odds(option),
+            "probability": words.format_odds(option),
             "share": option.probability,
             "tone": "good" if option.probability >= wanted else "warn",
             "confidence": 100 * (confidence or wanted),
@@ -410,13 +381,13 @@ def build_other_row(
         shown = f"{change:+.0%}".replace("-", "\N{MINUS SIGN}")
     return {
         **row,
-        "gpus": describe_gpus(option),
+        "gpus": words.describe_gpus(option),
         "setup": _describe_setup(option),
         "month": month or EN_DASH,
         "hour": hour,
         "change": shown,
         "cheaper": change is not None and change < -SAME_PRICE_SHARE,
-        "probability": format_odds(option),
+        "probability": words.format_odds(option),
         "tone": VERDICT_TONES[other.verdict],
         "order": usd.mid if usd else 1e9,
     }
@@ -454,13 +425,13 @@ def _build_reasons(answer: Answer, best: Offer) -> list[str]:
     """Return what keeps anything cheaper from doing, the room to grow, and the price source."""
     reasons = [explain_choice(answer), *answer.reasons]
     if answer.growth and answer.chosen and not answer.scenario.offline:
-        reasons.append(explain_confident_load(answer.growth))
-    if surge := explain_surge(answer):
+        reasons.append(words.explain_confident_load(answer.growth))
+    if surge := words.explain_surge(answer):
         reasons.append(surge)
-    if measure := tell_measure_first(answer):
+    if measure := words.tell_measure_first(answer):
         reasons.append(f"Measure {measure}")
     if best.price:
-        reasons.append(f"Price: {describe_gpu_price(best.price)}.")
+        reasons.append(f"Price: {words.describe_gpu_price(best.price)}.")
     return list(dict.fromkeys(reasons))
 
 
@@ -483,7 +454,7 @@ def draw_charts(
         chart = charts_cockpit.plot_latency_over_load(
             latency.points, latency.here, target.seconds * 1e3, latency.own * 1e3, width
         )
-        name = f"{METRIC_NAMES[target.metric]} ({target.metric.upper()}), {target.percentile}"
+        name = f"{words.PHRASES['metrics'][target.metric]} ({target.metric.upper()}), {target.percentile}"
         page["latency"] = {
             "title": f"{name}, against load",
             "key": f"{target.metric} {target.percentile}",
@@ -507,6 +478,6 @@ def draw_charts(
         page["day"] = {
             "title": "Replicas over the day",
             "svg": charts.render_svg(plot_day(day)),
-            "note": f"{describe_day(answer)} {paid or 'No price is known'}.",
+            "note": f"{words.describe_day(answer)} {paid or 'No price is known'}.",
         }
     return page

@@ -5,17 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from planner.answers import Answer, Offer, Performance
+from planner.answers import Answer, Offer, Performance, words
 from planner.answers.answer import Relaxation, is_same_price
-from planner.answers.bill_wording import explain_api, format_price
-from planner.answers.wording import (
-    RANK_REASONS,
-    explain_alternative,
-    explain_binding,
-    explain_open_figure,
-    explain_shortfall,
-    format_odds,
-)
 from planner.core.intervals import Interval
 from planner.core.number_format import EN_DASH, format_number, format_usd
 from planner.core.text import capitalize
@@ -37,7 +28,7 @@ def compare_engines(answer: Answer) -> pd.DataFrame:
             str(offer.deployment.engine),
             offer.description,
             _format_usd(offer.usd_per_hour),
-            "meets targets" if offer.is_confident else explain_shortfall(offer),
+            "meets targets" if offer.is_confident else words.explain_shortfall(offer),
         )
         for offer in answer.by_engine
     ]
@@ -50,18 +41,18 @@ def summarize_plan(answer: Answer) -> str:
     if chosen is None:
         closest = answer.binding.sentence
         if best:
-            closest = f"The closest is {_describe_offer(best)}, but {explain_shortfall(best)}"
+            closest = f"The closest is {_describe_offer(best)}, but {words.explain_shortfall(best)}"
         return f"No plan meets the targets. {closest.rstrip('.')}."
     free = chosen.free_capacity
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
     kept = "is done in time" if scenario.offline else "meets every target"
-    figure = explain_open_figure(answer)
-    first = [f"{capitalize(figure)}." if figure else "", explain_api(answer)]
+    figure = words.explain_open_figure(answer)
+    first = [f"{capitalize(figure)}." if figure else "", words.explain_api(answer)]
     text = "".join(f"{each} " for each in first if each)
-    text += f"Run {_describe_offer(chosen)}. It {kept} with a probability of {format_odds(chosen)}"
+    text += f"Run {_describe_offer(chosen)}. It {kept} with a probability of {words.format_odds(chosen)}"
     safer = ""
     if answer.safer:
-        safer = f" Safer, with {format_odds(answer.safer)}: {_describe_offer(answer.safer)}."
+        safer = f" Safer, with {words.format_odds(answer.safer)}: {_describe_offer(answer.safer)}."
     if answer.verdict == "holds":
         return f"{text}.{spare}{safer}"
     reasons = "; ".join(answer.reasons)
@@ -93,18 +84,22 @@ def explain_choice(answer: Answer) -> str:
         return answer.binding.sentence
     near = answer.binding.offer
     text = (
-        f"Closest cheaper option: {explain_binding(answer)}." if near else answer.binding.sentence
+        f"Closest cheaper option: {words.explain_binding(answer)}."
+        if near
+        else answer.binding.sentence
     )
     if runner_up is None:
         return text
     text = f"{text} The runner-up is {runner_up.description}"
     usd, own = runner_up.bill, chosen.bill
     if usd and own and usd > own and not is_same_price(usd, own):
-        return f"{text}, {format_price(runner_up)}, {usd / own - 1:.0%} more."
+        return f"{text}, {words.format_price(runner_up)}, {usd / own - 1:.0%} more."
     price = "at the same price" if usd and own else "with as many GPUs or more"
     reason = answer.runner_up_reason
-    odds = f", {format_odds(chosen)} against {format_odds(runner_up)}" * (reason == "probability")
-    return f"{text}, {price}. It comes second: {RANK_REASONS[reason] if reason else ''}{odds}."
+    odds = f", {words.format_odds(chosen)} against {words.format_odds(runner_up)}" * (
+        reason == "probability"
+    )
+    return f"{text}, {price}. It comes second: {words.PHRASES['rank_reasons'][reason] if reason else ''}{odds}."
 
 
 def build_rental_table(answer: Answer) -> pd.DataFrame:
@@ -188,7 +183,7 @@ def build_candidate_table(answer: Answer) -> pd.DataFrame:
             **(
                 {"targets": offer.status if performance else "does not fit"}
                 if answer.chosen
-                else {"what is missing": "" if offer.is_confident else explain_shortfall(offer)}
+                else {"what is missing": "" if offer.is_confident else words.explain_shortfall(offer)}
             ),
             "figures": performance and performance.source_label,
         })  # fmt: skip
@@ -228,7 +223,9 @@ def describe_slo_margin(answer: Answer) -> str:
 
 def build_alternatives_table(answer: Answer) -> pd.DataFrame:
     """Return each allowed GPU, engine and format that the plan does not use, and why."""
-    rows = [(each.option, explain_alternative(answer, each)) for each in answer.alternatives or ()]
+    rows = [
+        (each.option, words.explain_alternative(answer, each)) for each in answer.alternatives or ()
+    ]
     return pd.DataFrame(rows, columns=["instead", "why not"])
 
 

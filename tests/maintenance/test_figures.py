@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from shipped import answer_of, plan_of, plan_once, sampled
 
-from planner.answers.growth_wording import describe_growth_end
+from planner.answers.words import describe_growth_end
 from planner.core.number_format import (
     format_number,
     format_probability,

@@ -5,7 +5,7 @@ from shipped import answer_of, plan_of
 
 from planner.answers import serialize_answer
 from planner.answers.answer import Alternative
-from planner.answers.wording import explain_alternative
+from planner.answers.words import explain_alternative
 from planner.planning.alternatives import find_alternatives
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments

@@ -3,7 +3,7 @@
 from shipped import answer_of
 from test_summary import find_plan_at_risk, plan
 
-from planner.answers.wording import describe_risk
+from planner.answers.words import describe_risk
 from planner.planning.what_if import limit_to_budget, run_what_ifs
 from planner.ui import plan_tables as tables
 from planner.ui.decision_memo import build_memo

@@ -1,0 +1,78 @@
+"""What is told of a plan, in words: each macro of `templates/words.j2` is a function here.
+
+`words.describe_offer(offer)` returns one line. Templates of all surfaces know it as `words`, and the
+formats of numbers beside it.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.answers.answer import is_same_price
+from planner.core import number_format as formats
+from planner.core.readers import read_yaml
+from planner.core.templates import load_macros, render_template
+from planner.core.text import capitalize
+from planner.hardware.prices import HOURS_PER_MONTH
+from planner.planning.billing import EQUAL_COST_SHARE
+from planner.planning.framework_choice import load_frameworks
+from planner.planning.max_load import is_least_load
+from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
+from planner.planning.slo import format_latency
+
+PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
+"""Words for verdicts, metrics, formats, risks and what step costs rest on."""
+
+
+KNOWN: Mapping[str, Any] = {
+    "words": sys.modules[__name__],
+    "phrases": PHRASES,
+    "number": formats.format_number,
+    "usd": formats.format_usd,
+    "percent": formats.format_probability,
+    "apart": formats.format_apart,
+    "distinct": formats.format_distinct,
+    "ends": formats.format_ends,
+    "range": formats.format_range,
+    "seconds": formats.format_seconds,
+    "seconds_range": formats.format_seconds_range,
+    "limit_s": formats.format_limit_seconds,
+    "latency": format_latency,
+    "cap": capitalize,
+    "frameworks": load_frameworks,
+    "is_least_load": is_least_load,
+    "is_same_price": is_same_price,
+    "sure_memory": SURE_MEMORY_PROBABILITY,
+    "equal_cost": EQUAL_COST_SHARE,
+    "days_per_month": HOURS_PER_MONTH / 24,
+    "inf": math.inf,
+}
+"""What templates of every surface know beside their answer."""
+
+
+def render_words(template: str, **values: object) -> str:
+    """Render a template of a surface with `KNOWN` and its own values."""
+    return render_template("ui", template, **KNOWN, **values)
+
+
+def __getattr__(name: str) -> Callable[..., str]:
+    """Get a macro as a function."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _get_macro(name)
+
+
+@cache
+def _get_macro(name: str) -> Callable[..., str]:
+    """Get a macro as a function that joins its lines by spaces, but for punctuation."""
+    macro = getattr(load_macros("answers", "words", **KNOWN), name)
+
+    def say(*values: object) -> str:
+        text = re.sub(r"[ \n]+", " ", str(macro(*values))).strip()
+        return re.sub(r" (?=[,;:)]|\.(?: |$))|(?<=\() ", "", text)
+
+    return say
