@@ -62,7 +62,7 @@ def format_summary(
     )
     limits = _format_limits(answer.best.limits if answer.best else (), style, answer.scenario)
     parts = [[_format_verdict(answer, style)], head, limits, tail]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    return "\n".join(line for part in parts for line in part)
 
 
 def format_models(answers: Mapping[str, Answer | PlannerError], style: TerminalStyle) -> str:
