@@ -99,9 +99,10 @@ def test_odds_at_the_largest_rate_and_at_even_odds_are_those_of_plans(
 
 
 def test_even_odds_lie_where_the_expected_pace_reaches_its_limit() -> None:
-    """At 1.14 a second an L40S of 64 sequences is expected to take 50 ms a token, at 0.26 it has 76 %."""
+    """At 1.14 a second an L40S with the engine's own arguments is expected to take 50 ms a token."""
     surge = judge_surge(plan_once(parse_scenario(ONE_LIMIT, "max")))
-    assert surge and surge.even_odds and surge.even_odds.load == pytest.approx(1.14, rel=0.1)
+    assert surge and surge.even_odds and 1.14 <= surge.even_odds.load < 1.14 * 1.5
+    assert surge.even_odds.probability == pytest.approx(0.5, abs=0.03)
     assert surge.unlimited["p95 TTFT"].mid < 2
 
 

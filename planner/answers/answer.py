@@ -514,7 +514,12 @@ class Answer:
     def other_options(self) -> tuple[OtherOption, ...]:
         """What may be taken instead of the plan: safer, cheaper, or outside of the scenario."""
         named = [OtherOption("Safer", self.safer)] if self.safer else []
-        named += [OtherOption("Cheaper", self.cheaper)] if self.cheaper else []
+        # what is to be measured first is the better of what is cheaper
+        named += (
+            [OtherOption("Cheaper", self.cheaper)]
+            if self.cheaper and not self.measure_first
+            else []
+        )
         return (
             *named,
             *(

@@ -532,7 +532,7 @@ class _Builder:
             offer = build_offer(scenario, candidate, self.scenario)
             model, cache = candidate.deployment.model, candidate.deployment.args.kv_cache_dtype
             entry = None
-            if scenario.kv_cache_dtypes != self.scenario.kv_cache_dtypes:
+            if cache not in (None, *self.scenario.kv_cache_dtypes):
                 entry = load_catalog("kv_cache_formats.yaml", WeightFormatEntry).get(str(cache))
             elif offer.outside != "gpu":
                 entry = load_weight_formats().get(model.quantization.method.removesuffix("_block"))

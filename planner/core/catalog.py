@@ -98,7 +98,8 @@ def _describe_problem(
     path = [part for part in problem["loc"] if part != "[key]"]
     field = ".".join(map(str, path)) or "(the whole entry)"
     if problem["type"] == "value_error" and (not path or isinstance(problem["input"], Mapping)):
-        return f"{', '.join(map(str, (location, *path)))}: {problem['ctx']['error']}", ""
+        where = f"{location}, field {field}" if path else location
+        return f"{where}: {problem['ctx']['error']}", ""
     if problem["type"] == "missing":
         return f"{location}, field {field}: field is missing", ""
     if problem["type"] == "extra_forbidden":

@@ -175,26 +175,35 @@ def _keep_startable(deployment: Deployment) -> Iterator[Deployment]:
 def tune_to_margin(store: EvaluationStore, deployment: Deployment, z: float) -> Deployment:
     """Move arguments along their ladders until every limit is kept at `z`, or no step helps.
 
-    The slots are balanced first; of the other neighbours the best is taken.
+    The slots are balanced first where all are taken, or where it is far from its limits; else last.
     """
     best = deployment
-    while True:
-        best = _balance_slots(store, best, z)
-        margin = store.get_margin(best, z)
-        if not 1 < margin <= HOPELESS_MARGIN:
+    while (margin := store.get_margin(best, z)) > 1:
+        is_full = store.get_max_running(best) >= best.args.max_num_seqs
+        moves = (_take_best_step, _balance_slots)
+        for move in reversed(moves) if is_full or margin > HOPELESS_MARGIN else moves:
+            tried = move(store, best, z)
+            if store.get_margin(tried, z) <= margin ** (1 - 1 / MAX_TUNING_STEPS):
+                best = tried
+                break
+        else:
             return best
-        limit, seqs = store.get_tightest_limit(best, z), best.args.max_num_seqs
-        neighbours = [
-            each
-            for each in generate_neighbours(store.scenario, best, store.get_max_running(best))
-            if each.args.max_num_seqs == seqs or _change_step(best, each)
-            if not (limit.endswith(PACES) and _change_step(best, each) > 0)
-        ]
-        margins = store.get_margins(neighbours, z)
-        nearest = min(margins, default=math.inf)
-        if margin / nearest < margin ** (1 / MAX_TUNING_STEPS):
-            return best
-        best = neighbours[margins.index(nearest)]
+    return best
+
+
+def _take_best_step(store: EvaluationStore, best: Deployment, z: float) -> Deployment:
+    """Take the step of another argument than the slots that comes nearest to the limits."""
+    limit, seqs = store.get_tightest_limit(best, z), best.args.max_num_seqs
+    neighbours = [
+        each
+        for each in generate_neighbours(store.scenario, best, store.get_max_running(best))
+        if each.args.max_num_seqs == seqs or _change_step(best, each)
+        if not (limit.endswith(PACES) and _change_step(best, each) > 0)
+    ]
+    if store.get_margin(best, z) > HOPELESS_MARGIN or not neighbours:
+        return best
+    margins = store.get_margins(neighbours, z)
+    return neighbours[margins.index(min(margins))]
 
 
 def _change_step(now: Deployment, then: Deployment) -> int:
