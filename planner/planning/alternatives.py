@@ -135,6 +135,11 @@ def _find_alternative(
         text = f"{last.description}: {last.reason}" if last else "no deployment with it starts"
         return CandidateAlternative(what, "cannot start", text=text)
     affordable = fit_to_budget(scenario, chosen.price_key, others)
+    if not affordable and gpu:
+        kind = next(each for each in plan.by_gpu if each.gpu.name == gpu)
+        if kind.candidate is None:
+            return CandidateAlternative(what, "cannot start", text=kind.reason)
+        return CandidateAlternative(what, "misses" if kind.reason else "dearer", kind.candidate)
     if not affordable:
         single = evaluate_candidates(
             scenario, [(one.deployment, 1, one.preference_key) for one in others]
