@@ -193,6 +193,8 @@ def tune_to_margin(store: EvaluationStore, deployment: Deployment, z: float) -> 
 
 def _take_best_step(store: EvaluationStore, best: Deployment, z: float) -> Deployment:
     """Take the step of another argument than the slots that comes nearest to the limits."""
+    if store.get_margin(best, z) > HOPELESS_MARGIN:
+        return best
     limit, seqs = store.get_tightest_limit(best, z), best.args.max_num_seqs
     neighbours = [
         each
@@ -200,10 +202,8 @@ def _take_best_step(store: EvaluationStore, best: Deployment, z: float) -> Deplo
         if each.args.max_num_seqs == seqs or _change_step(best, each)
         if not (limit.endswith(PACES) and _change_step(best, each) > 0)
     ]
-    if store.get_margin(best, z) > HOPELESS_MARGIN or not neighbours:
-        return best
     margins = store.get_margins(neighbours, z)
-    return neighbours[margins.index(min(margins))]
+    return neighbours[margins.index(min(margins))] if neighbours else best
 
 
 def _change_step(now: Deployment, then: Deployment) -> int:
@@ -224,7 +224,7 @@ def _balance_slots(store: EvaluationStore, deployment: Deployment, z: float) -> 
     """Bisect max_num_seqs: more slots make every token slower, and waits for a slot shorter."""
     args, limit = deployment.args, store.get_tightest_limit(deployment, z)
     running, best = store.get_max_running(deployment), deployment
-    if "max_num_seqs" in store.scenario.engine_args or store.get_margin(best, z) <= 1:
+    if "max_num_seqs" in store.scenario.engine_args:
         return best
     if limit.endswith(PACES):
         values = [each for each in NUM_SEQS_LADDER if each < min(args.max_num_seqs, running)]
