@@ -17,7 +17,9 @@ from planner.core.units import GIB
 
 
 @cache
-def _create_environment(folder: str, is_markdown: bool) -> jinja2.Environment:
+def _create_environment(
+    folder: str, is_markdown: bool, *, trim_blocks: bool = True
+) -> jinja2.Environment:
     """Create an environment whose output is escaped to one line unless a filter has quoted it.
 
     So no text of a user can leave the comment that shows it. In Markdown its markup is escaped too.
@@ -32,7 +34,7 @@ def _create_environment(folder: str, is_markdown: bool) -> jinja2.Environment:
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / folder / "templates"),
-        trim_blocks=True,
+        trim_blocks=trim_blocks,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
@@ -71,5 +73,5 @@ def render_template(folder: str, template: str, /, **values: Any) -> str:
 
 def load_macros(folder: str, template: str, /, **known: Any) -> object:
     """Load the macros of a template of a folder of the package, which see the `known` names."""
-    environment = _create_environment(folder, False).overlay(trim_blocks=False)
+    environment = _create_environment(folder, False, trim_blocks=False)
     return environment.get_template(f"{template}.j2").make_module(known)
