@@ -180,12 +180,6 @@ def test_no_load_is_small_enough_for_more_than_the_memory_holds() -> None:
     assert find_max_load(load_scenario("edge-8b-24gb"), tight, (1 + starts) / 2) == 0.0
 
 
-def test_no_load_above_what_no_gpu_serves_is_found() -> None:
-    """10,000 requests/s of hundreds of tokens, 16 GFLOP each, are over 40 times an L40S's 733 TFLOP/s in FP8."""
-    scenario = load_scenario("edge-8b-24gb")
-    assert find_max_load(scenario, deploy(max_model_len=4096), more_than=1e4) == 0.0
-
-
 @pytest.mark.parametrize(
     ("confident", "growth"), [(0.0, 0.0), (2.0, 0.0), (2.001, 0.0), (2.8, 0.4)]
 )

@@ -279,7 +279,8 @@ def tune_to_probability(
             best, probability = tried, find(tried)
             pending = list(generate_neighbours(store.scenario, best, store.get_max_running(best)))
     least = probability - PROBABILITY_TIE
-    least = max(least, asked) if probability >= asked else least
+    if probability >= asked or store.is_met(best, compute_tolerance(asked)):
+        least = max(least, min(asked, probability))
     z = min(compute_tolerance(least), SAFE_ENOUGH_SIGMAS)
     for name in TUNED_ARGUMENTS:
         for restored in _keep_startable(_restore(usual, name, best)):

@@ -36,14 +36,14 @@ def is_least_load(scenario: Scenario) -> bool:
 
 def find_max_load(
     scenario: Scenario, candidate: Candidate | Deployment, probability: float | None = None,
-    kind: OpenFigure | None = None, more_than: float = 0.0,
+    kind: OpenFigure | None = None,
 ) -> float:  # fmt: skip
     """Find the largest load at which `candidate` meets every target with `probability`.
 
     It is in requests/s, or in users of a closed loop. Of the `kind` "limit" it is the inverse of the
     shortest first target in seconds. `probability` defaults to the scenario's; with 0 the targets
-    have to be met at the expected step cost alone. Returns 0 where no load is small enough, or none
-    above `more_than`. A candidate is judged by what it was judged by: simulations, or the closed form.
+    have to be met at the expected step cost alone. Returns 0 where no load is small enough. A
+    candidate is judged by what it was judged by: simulations, or the closed form.
     """
     asked = scenario.confidence if probability is None else probability
     kind = kind or get_load_kind(scenario)
@@ -61,7 +61,7 @@ def find_max_load(
         judged = judge(load)
         return judged.is_feasible and judged.probability >= asked - 1e-9
 
-    start = max(get_figure(scenario, kind), more_than * LOAD_PRECISION)
+    start = get_figure(scenario, kind)
     if isinstance(candidate, Candidate) and (
         candidate.is_disaggregated or not candidate.is_simulated
     ):
@@ -77,8 +77,6 @@ def find_max_load(
 
     most = start
     for _ in range(MAX_CORRECTIONS):
-        if more_than and not is_likely(more_than * LOAD_PRECISION):
-            return 0.0
         most = find_largest(is_likely, most)
         judged = judge(most) if most else None
         if judged is None or (judged.is_feasible and judged.probability >= asked - 1e-9):

@@ -43,12 +43,10 @@ from planner.planning.billing import (
 )
 from planner.planning.candidate import (
     CLEARLY_LIKELIER,
-    MAX_PRICE_WITHOUT_STAGES,
     PROBABILITY_TIE,
     SAME_PRICE_SHARE,
     TIED_PRICE_SHARE,
     Candidate,
-    has_inner_stages,
     mark_as_tuned,
     sort_by_rule,
 )
@@ -67,25 +65,18 @@ from planner.planning.evaluation import (
     evaluate_candidates,
     get_candidate_workload,
 )
-from planner.planning.max_load import (
-    LOAD_PRECISION,
-    MAX_FIGURE,
-    MIN_FIGURE,
-    find_largest,
-    find_max_load,
-    round_figure,
-    set_figure,
-)
 from planner.planning.memory_odds import estimate_memory_probability
+from planner.planning.open_figure import ease_figure, settle_open_figure
 from planner.planning.prediction import evaluate
-from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.scenario_schema import OpenFigure
+from planner.planning.scenario import Scenario
 from planner.planning.search_space import (
     Family,
     RejectedOption,
     breaks_power,
     build_families,
     estimate_fewest,
+    fits_in_machine,
+    spans_machines,
 )
 from planner.planning.slo import compute_asked_tolerance
 from planner.planning.tolerance import EvaluationStore, state_deployment
@@ -100,12 +91,10 @@ MAX_SAFE_PRICE_FACTOR = 2.0
 """Nobody pays more than so many times the recommendation for the safe option."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
-ROUGH_PRECISION = 1.5
-"""Of the closed form where it is only the start of a search."""
+MAX_EASED = 3
+"""So many times a figure that was open is made easier by its precision until the plan holds."""
 MAX_REFUSALS = 3
 """Reasons that are named where the engines refuse all there is."""
-MAX_PUSHED = 3
-"""Options that came nearest in a search and are pushed as far as they meet the targets."""
 MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 MAX_DESCRIBED = 12
@@ -271,18 +260,25 @@ def search_deployments(scenario: Scenario, *, with_options: bool = True) -> Plan
     If the load is the question, the plan is that of the largest that holds. A time limit ends the
     search once there is a plan, or nothing meets the targets.
     """
-    early = []
-    if kind := scenario.open_figure:
-        scenario = settle_open_figure(scenario, is_simulated=True)
-        harder = "a shorter limit" if kind == "limit" else f"a larger {kind}"
-        early += [harder] * is_out_of_time()
-    plan = _search_unified(scenario, with_options)
-    if scenario.allow_disaggregation:
-        plan = _add_pool_candidates(plan)
-        early += ["all pools"] * is_out_of_time()
+    kind = scenario.open_figure
+    settled = settle_open_figure(scenario, is_simulated=True) if kind else scenario
+    early = ["a shorter limit" if kind == "limit" else f"a larger {kind}"] * is_out_of_time()
+    plan = _search_all(settled, with_options)
+    for _ in range(MAX_EASED if kind else 0):  # short replays may have stood on a limit
+        easier = ease_figure(settled)
+        if plan.verdict == "holds" or easier == settled:
+            break
+        settled, plan = easier, _search_all(easier, with_options)
+    early += ["all pools"] * (scenario.allow_disaggregation and is_out_of_time())
     reason = get_progress_watch().stop_reason
     early = [f"{reason}; not tried: {what}" for what in early]
     return replace(plan, left_out=(*early, *plan.left_out))
+
+
+def _search_all(scenario: Scenario, with_options: bool) -> Plan:
+    """Search replicas of one kind, and pools where they are allowed."""
+    plan = _search_unified(scenario, with_options)
+    return _add_pool_candidates(plan) if scenario.allow_disaggregation else plan
 
 
 def is_promising(estimate: Candidate) -> bool:
@@ -292,7 +288,7 @@ def is_promising(estimate: Candidate) -> bool:
 
 def find_choice(scenario: Scenario) -> Candidate | None:
     """Find the cheapest that holds, of what the closed form finds likely; None if none does."""
-    built, _ = build_families(scenario, _fits_in_machine)
+    built, _ = build_families(scenario, fits_in_machine)
     families = [each for each in built if is_promising(each.most)]
     found = _Search(scenario, families, EvaluationStore(scenario)).find_cheapest(
         scenario.confidence
@@ -379,7 +375,7 @@ def _start_search(
     """
     search, rejected = _Search(scenario, [], EvaluationStore(scenario)), []
     found: list[Candidate] = []
-    for layouts in (_fits_in_machine, _spans_machines):
+    for layouts in (fits_in_machine, spans_machines):
         families, refused = build_families(scenario, layouts)
         search.families += families
         rejected += refused
@@ -389,14 +385,6 @@ def _start_search(
         if found:
             break
     return search, rejected, found
-
-
-def _fits_in_machine(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
-    return layout.num_gpus <= candidate_gpu.max_machine_gpus
-
-
-def _spans_machines(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
-    return not _fits_in_machine(candidate_gpu, layout)
 
 
 @dataclass
@@ -728,120 +716,6 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
     )
 
 
-def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
-    """Find the largest load, or the shortest limit, that any deployment keeps as asked.
-
-    Returns `scenario` with that figure; with the easiest that was tried if not even that is kept.
-    Without simulations the closed form answers.
-    """
-    kind = scenario.open_figure
-    assert kind is not None
-
-    def is_met_analytically(value: float) -> bool:
-        asked = set_figure(scenario, kind, value)
-        return search_analytically(asked).verdict == "holds"
-
-    precision = ROUGH_PRECISION if is_simulated else LOAD_PRECISION
-    start = find_largest(is_met_analytically, 1.0, precision)
-    value = _find_best_figure(scenario, kind, start or MIN_FIGURE) if is_simulated else start
-    return replace(
-        set_figure(scenario, kind, round_figure(kind, value or MIN_FIGURE)), found_figure=kind
-    )
-
-
-def _find_best_figure(scenario: Scenario, kind: OpenFigure, start: float) -> float:
-    """Find the largest figure; pipeline stages inside a machine have to raise it by half; 0 if none."""
-    usual = _push_figure(scenario, kind, start, inner_stages=False)
-    if not usual:
-        return _push_figure(scenario, kind, start)
-    beyond = usual * MAX_PRICE_WITHOUT_STAGES
-    return _push_figure(scenario, kind, beyond, at_least=beyond) or usual
-
-
-def _push_figure(
-    scenario: Scenario, kind: OpenFigure, start: float, *, inner_stages: bool = True, at_least: float = 0.0,
-) -> float:  # fmt: skip
-    """Find the largest figure at which a search has an option that meets the targets; 0 if none.
-
-    Without `inner_stages` none has pipeline stages inside a machine; 0 too where none reaches `at_least`.
-
-    What a search chooses, and what comes nearest in it, is pushed as far as it meets the targets in
-    all the replicas that there may be: there the next search looks, or further where the last one had
-    an option. It ends where a search a little above the largest figure misses, and nothing is pushed
-    beyond. So an option more never lowers it.
-    """
-    met, missed, value, step = 0.0, [math.inf], round_figure(kind, start), LOAD_PRECISION
-    while MIN_FIGURE <= value <= MAX_FIGURE and not is_out_of_time():
-        asked = set_figure(scenario, kind, value)
-        options, is_met = _list_strongest(asked, inner_stages)
-        if not is_met and value <= at_least:
-            return 0.0
-        if is_met:
-            met = max(met, value)
-        else:
-            missed.append(value)
-        pushed = 0.0
-        for one in options:
-            known = max(met, pushed)
-            pushed = max(pushed, find_max_load(asked, one, kind=kind, more_than=known))
-        least = max(met * LOAD_PRECISION, met + (kind == "concurrency"))
-        above = min(miss for miss in missed if miss > met)
-        step = step * step if is_met else LOAD_PRECISION
-        reach = min(met * step, math.sqrt(met * above)) if met else 0.0
-        if pushed > least and all(abs(miss / pushed - 1) > LOAD_PRECISION - 1 for miss in missed):
-            value = max(pushed, reach)
-        elif above <= least:
-            break
-        else:
-            value = max(reach, least) if met else value / 4
-        value = round_figure(kind, value)
-        if value <= met:
-            break
-    return met or start * is_out_of_time()
-
-
-def _list_strongest(
-    scenario: Scenario, inner_stages: bool
-) -> tuple[list[Deployment | Candidate], bool]:
-    """List what meets the targets or comes nearest, in its most replicas, and if any meets them.
-
-    Pools are looked at where nothing else meets the targets.
-    """
-    store, options, is_met = EvaluationStore(scenario), list[Deployment](), False
-    for layouts in (_fits_in_machine, _spans_machines)[: 1 + inner_stages]:
-        families, _ = build_families(scenario, layouts)
-        most = [
-            family.most.deployment
-            for family in families
-            if inner_stages or not has_inner_stages(family.start)
-            if REPLICA_LIMITS.isdisjoint(family.most.violated_constraints)
-        ]
-        asked = {
-            each: compute_asked_tolerance(scenario.confidence, estimate_memory_probability(each))
-            for each in most
-        }
-        margins = {each: store.get_margin(each, z) for each, z in asked.items() if math.isfinite(z)}
-        nearest = sorted(margins, key=lambda each: margins[each])[:MAX_PUSHED]
-        for each in nearest:
-            tuned = tune_to_margin(store, each, asked[each])
-            if store.is_met(tuned, asked[each]):
-                tuned = tune_to_probability(store, tuned, each, scenario.confidence)
-                is_met = is_met or state_deployment(scenario, tuned).is_confident
-            options.append(tuned)
-        if is_met:
-            break
-    pools: list[Candidate] = []
-    if (
-        not is_met
-        and inner_stages
-        and scenario.allow_disaggregation
-        and not explain_skipped_pools(scenario)
-    ):
-        pools = search_pools(scenario, math.inf)
-        is_met = any(pool.is_confident for pool in pools)
-    return [*options, *pools[:MAX_PUSHED]], is_met
-
-
 def _get_max_pool_cost(unified: Candidate | None) -> float:
     """Get what pools may cost beside the plan without them."""
     if unified is None or unified.cost_key[0]:
@@ -853,9 +727,9 @@ def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
     if scenario.open_figure:
         scenario = settle_open_figure(scenario, is_simulated=False)
-    families, rejected = build_families(scenario, _fits_in_machine)
+    families, rejected = build_families(scenario, fits_in_machine)
     if not any(family.most.is_feasible for family in families):
-        wide, refused = build_families(scenario, _spans_machines)
+        wide, refused = build_families(scenario, spans_machines)
         families, rejected = families + wide, rejected + refused
     ordered = sorted(
         estimate_fewest(scenario, families, attrgetter("is_confident")), key=attrgetter("rank_key")

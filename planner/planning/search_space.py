@@ -46,6 +46,16 @@ SearchOption = tuple[Deployment, int, tuple[int, ...]]
 """One replica of a legal deployment, how many there may be, and its `preference`."""
 
 
+def fits_in_machine(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
+    """Let one replica in a machine through."""
+    return layout.num_gpus <= candidate_gpu.max_machine_gpus
+
+
+def spans_machines(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
+    """Let one replica over several machines through."""
+    return not fits_in_machine(candidate_gpu, layout)
+
+
 @dataclass
 class Family:
     """One way to run a replica: GPU, engine, formats, drafts and layout, in any number of replicas.
