@@ -312,8 +312,7 @@ def test_what_the_command_did_not_write_is_replaced_only_by_force(
         ),
         "case.json": (Path(__file__).parent / "data/schedules/preemption_async.json").read_text(),
     }  # fmt: skip
-    tables = ("table.csv", "table.svg", "steps.csv", "requests.csv")
-    own |= dict.fromkeys(tables, "point,own\n1,2\n") | {"table.svg": "<svg>my own</svg>"}
+    own |= dict.fromkeys(("table.csv", "steps.csv", "requests.csv"), "point,own\n1,2\n")
     for name, text in own.items():
         (tmp_path / name).write_text(text)
     before = contents(tmp_path)

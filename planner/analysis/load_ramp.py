@@ -4,19 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from planner.analysis.sweep import (
     MIN_SERVED_FRACTION,
     REQUESTS_PER_SWEEP_RUN,
     build_tail_row,
 )
-from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
-from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.latency.step_model import build_step_model
 from planner.planning.max_load import find_largest
@@ -28,19 +23,12 @@ from planner.planning.simulation_runs import (
 )
 from planner.planning.slo import SloTarget
 from planner.simulator.results import SimulationResult
-from planner.workload.request_generator import sample_ramp_arrivals
-from planner.workload.traces import Trace
 from planner.workload.workload import Workload
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BEYOND_CEILING = 1.05
 """Why a load is too much is what is violated at so many times the ceiling."""
 OVERLOAD_REASON = "requests arrive faster than they are served"
 """Why a ramp ends if no SLO is violated."""
-TIMELINE_REQUESTS, TIMELINE_SAMPLES = 300, 120
-"""Requests of a run whose gauges are plotted, and samples of its gauges."""
 
 
 @dataclass(frozen=True)
@@ -154,47 +142,3 @@ def _build_ramp_rows(
         {load: value, "Requests/s served": served, **build_tail_row(run)}
         for value, run, served in cases
     ]
-
-
-def build_surge_workload(workload: Workload, factor: float, seconds: float) -> Workload:
-    """Return Poisson traffic for `seconds`, with `factor` times the rate in the middle third."""
-    rng, rate = np.random.default_rng(0), workload.rate or 0.0
-    arrival = sample_ramp_arrivals((rate, factor * rate, rate), seconds / 3, rng)
-    if len(arrival) < 2:
-        raise PlannerError(
-            f"{seconds:g} s at {rate:g} requests/s are too short for a surge: nobody comes"
-        )
-    prompt = workload.prompt.sample(len(arrival), rng)
-    output = workload.output.sample(len(arrival), rng)
-    trace = Trace(Path(), arrival, prompt, output)
-    return replace(workload, rate=trace.rate, trace=trace, num_prompts=None)
-
-
-def simulate_timeline(
-    deployment: Deployment, workload: Workload, seconds: float
-) -> "tuple[str, pd.DataFrame]":
-    """Simulate one engine for `seconds`: its tail in words, and running and waiting requests."""
-    share = math.ceil((workload.rate or 0) * seconds / deployment.num_engine_instances)
-    run = simulate_once(deployment, workload, max(share, 2), gauge_s=seconds / TIMELINE_SAMPLES)
-    gauges = run.gauges.rename(columns={"seconds": "Seconds"})
-    text = (
-        f"p99 TTFT {get_statistic(run, 'ttft', 'p99') * 1e3:,.0f} ms, p99 ITL"
-        f" {get_statistic(run, 'itl', 'p99') * 1e3:,.0f} ms"
-    )
-    preempted = int(run.preemptions.sum())
-    return text + f", {format_count(preempted, 'preemption')}" * (preempted > 0), gauges[
-        gauges["Seconds"] <= 1.5 * seconds
-    ]
-
-
-def choose_timeline_s(deployment: Deployment, workload: Workload) -> float:
-    """Return the seconds in which an engine gets `TIMELINE_REQUESTS`, in half minutes."""
-    return (
-        max(
-            round(
-                TIMELINE_REQUESTS * deployment.num_engine_instances / (workload.rate or 1.0) / 30
-            ),
-            1,
-        )
-        * 30.0
-    )

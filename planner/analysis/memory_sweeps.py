@@ -1,26 +1,30 @@
-"""Tables of the VRAM chapter: terms, the KV equation, sweeps over one argument, formats, advice."""
+"""Tables of the VRAM chapter: terms of the budget, the KV equation, sequences, formats, tenants."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from planner.analysis.sweep import Row, cap_at_zero, read_memory, sweep, sweep_args
+from planner.analysis.sweep import Row, cap_at_zero, read_memory, sweep
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
-from planner.core.units import GIB, MIB
+from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.engines.speculation_methods import list_draft_layers
 from planner.latency.step_model import build_step_model
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.kv_cache import assign_stage_layers, resolve_kv_cache_dtype
 from planner.memory.layer_caches import LayerCache, get_kv_element_bytes, list_mixer_caches
 from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization, plan_memory
 from planner.memory.weights import compute_stage_bytes
-from planner.models.architecture import DecoderLayer, LatentAttention, RecurrentMixer, SequenceMixer
-from planner.models.quantization import load_weight_formats, parse_quantization
+from planner.models.architecture import (
+    DecoderLayer,
+    GroupedQueryAttention,
+    LatentAttention,
+    RecurrentMixer,
+    SequenceMixer,
+)
+from planner.models.quantization import load_weight_formats
 from planner.models.registry import load_model
 from planner.planning.search import Plan
 from planner.workload.workload import Workload
@@ -41,20 +45,6 @@ def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
         *([("other tenants", other_tenants, False)] if other_tenants.mid else []),
     ]
     return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
-
-
-def sweep_memory_utilization(deployment: Deployment) -> pd.DataFrame:
-    """Return KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
-    shares = {"gpu_memory_utilization": [percent / 100 for percent in range(50, 100, 2)]}
-    return sweep_args(deployment, shares, read_memory).drop(columns="sequences of that length")
-
-
-def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
-    """Return the full-length sequences that fit (80% interval) over `max_model_len`."""
-    longest = deployment.model.architecture.max_position
-    lengths = {"max_model_len": [2**power for power in range(10, longest.bit_length())]}
-    data = sweep_args(deployment, lengths, read_memory).drop(columns=["KV cache (GiB)", "reason"])
-    return data.rename(columns={"max_model_len": "max_model_len (tokens)"})
 
 
 def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
@@ -83,8 +73,7 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
             "KV cache (GiB)": cap_at_zero(memory.kv_available),
             "sequences": memory.pool.count_sequences(tokens) if fits else 0,
             f"decode step of {COMPARED_BATCH} (ms)": step.seconds * 1e3,
-            "published quality": entry.quality, "checkpoint": entry.checkpoint,
-            "source": entry.source,
+            "published quality": entry.quality, "source": entry.source,
         }  # fmt: skip
 
     return sweep({"format": formats}, _read)
@@ -96,10 +85,11 @@ def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) ->
     def _read(gib: float) -> Row:
         shared = replace(deployment, other_tenants_bytes=round(gib * GIB))
         safe = find_safe_memory_utilization(shared)
-        row = {"KV cache (GiB)": Interval.from_value(0), "status": "does not fit"}
-        if safe > 0:
-            row = read_memory(shared.with_args(gpu_memory_utilization=safe))
-        return {"gpu_memory_utilization": safe, **{k: row[k] for k in ("KV cache (GiB)", "status")}}
+        row = read_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else {}
+        return {
+            "gpu_memory_utilization": safe, "KV cache (GiB)": row.get("KV cache (GiB)", 0),
+            "status": row.get("status", "does not fit"),
+        }  # fmt: skip
 
     return sweep({"other tenants (GiB)": tenants_gib}, _read)
 
@@ -153,33 +143,6 @@ def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame
     return sweep({"length": lengths}, _read)
 
 
-def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
-    """Estimate the gain of 1 GiB, an FP8 KV cache and narrower weights in sequences of `tokens`."""
-    deployment = memory.deployment
-    gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
-    larger = replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)
-    changes = {"one more GiB": larger}
-    if get_kv_element_bytes(resolve_kv_cache_dtype(deployment)) > 1:
-        changes["FP8 KV cache"] = deployment.with_args(kv_cache_dtype="fp8")
-    for name, scheme in (
-        ("FP8 weights", parse_quantization("fp8")),
-        ("4-bit weights (AWQ)", parse_quantization("awq")),
-    ):
-        if scheme.weight_bits < deployment.model.quantization.weight_bits:
-            changes[name] = replace(
-                deployment, model=replace(deployment.model, quantization=scheme)
-            )
-
-    def _read(name: str) -> Row:
-        plan = plan_memory(changes[name])
-        sequences = plan.pool.count_sequences(tokens)
-        gain = sequences - memory.pool.count_sequences(tokens)
-        size = cap_at_zero(plan.kv_available).mid
-        return {"KV cache (GiB)": size, "sequences": sequences, "more than now": gain}
-
-    return sweep({"change": changes}, _read)
-
-
 RECURRENT_STATE_LABELS = {
     "mamba1": "state space (Mamba)", "mamba2": "state space (Mamba-2)", "gdn": "gated delta rule",
     "kda": "Kimi delta attention", "lightning": "linear attention",
@@ -193,100 +156,51 @@ def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
     Bytes are per GPU: for every token of context and, in windows and states, for every sequence of
     any length.
     """
-    rows = []
-    for mixer, layers in _count_mixers(memory).items():
-        caches = _list_caches(memory, mixer)
-        token = (
-            layers
-            * sum(cache.token_bytes for cache in caches if cache.kind == "full")
-            / memory.layout.dcp
-        )
-        fixed = layers * sum(
-            cache.window * cache.token_bytes + cache.state_bytes for cache in caches
-        )
-        rows.append({
+    rows = [
+        {
             "kind of layer": _describe_mixer(mixer), "layers": layers,
-            "one layer keeps": _format_layer_cache(memory, mixer, "\N{MULTIPLICATION SIGN}"),
-            "bytes per token": round(token), "bytes per sequence": round(fixed),
-        })  # fmt: skip
-    data = pd.DataFrame(rows)
-    groups = data.groupby(["kind of layer", "one layer keeps"], sort=False, as_index=False)
-    return groups.sum()[data.columns]
+            "bytes per token": round(layers * _count_token_bytes(memory, mixer) / memory.layout.dcp),
+            "bytes per sequence": round(
+                layers
+                * sum(c.window * c.token_bytes + c.state_bytes for c in _list_caches(memory, mixer))
+            ),
+        }
+        for mixer, layers in _count_mixers(memory).items()
+    ]  # fmt: skip
+    return pd.DataFrame(rows).groupby("kind of layer", sort=False, as_index=False).sum()
 
 
 def derive_kv_equation(memory: MemoryPlan) -> str:
     """Return the bytes of one more token of a long context on one GPU, as Markdown with LaTeX."""
     layout, cut = memory.layout, memory.deployment.layout
     terms = [
-        rf"{layers} \times {_format_layer_cache(memory, mixer, chr(92) + 'times', bare=True)}"
+        rf"{layers} \times {_spell_out(memory, mixer)}"
         for mixer, layers in _count_mixers(memory).items()
-        if any(cache.kind == "full" for cache in _list_caches(memory, mixer))
+        if _count_token_bytes(memory, mixer)
     ]
     if not terms:
         return "No layer keeps the whole context: beyond the windows, one more token takes nothing."
-    location = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
-    location += ", the draft's layers counted with the model's" * bool(
-        list_draft_layers(memory.deployment)
-    )
+    shared = rf" / {layout.dcp}" * (layout.dcp > 1)
     total = f"{layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
-    sum_text = (
-        " + ".join(terms)
-        if layout.dcp == 1
-        else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
+    where = f"TP{cut.tp}" + ", on the stage where a token costs most" * (cut.pp > 1)
+    return (
+        f"On one GPU of this deployment ({where}), one more token of a long context takes\n\n"
+        rf"$$({' + '.join(terms)}){shared} = {total} \text{{ bytes}}$$"
     )
-    text = f"On one GPU of this deployment ({location}), one more token of a long context takes"
-    return text + "\n\n" + rf"$${sum_text} = {total} \text{{ bytes}}$$"
-
-
-def build_pool_table(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
-    """Return the KV cache pool as this engine version counts it, and the use of `tokens`."""
-    pool, layout = memory.pool, memory.layout
-    num_blocks = layout.count_request_blocks(tokens)
-    rows = [
-        ("KV cache (GiB; below 0: what the budget lacks)", memory.kv_available / GIB),
-        ("tokens of a block", layout.block_size),
-        ("bytes of a block", pool.bytes_per_block),
-        ("groups of layers, each with blocks of its own", len(layout.groups)),
-        ("lost to filling groups and blocks up (%)", layout.padding * 100),
-        ("blocks", pool.num_blocks),
-        ("tokens", pool.reported_tokens),
-        (
-            f"sequences of max_model_len = {layout.max_model_len:,} that it lets start",
-            memory.max_concurrency,
-        ),
-        (
-            "the same, decoding: no windows kept for prompts",
-            pool.count_sequences(layout.max_model_len),
-        ),
-        (f"blocks of a sequence of {tokens:,} tokens", num_blocks),
-        ("the same in MiB", num_blocks * pool.bytes_per_block / MIB),
-    ]
-    return pd.DataFrame(rows, columns=["pool", "value"])
 
 
 def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
     """Count equal mixers of the most expensive stage, including those that share a cache."""
 
     def compute_bytes(layers: tuple[DecoderLayer, ...]) -> tuple[float, float]:
-        caches = [
-            cache
-            for layer in layers
-            for mixer in layer.mixers
-            for cache in _list_caches(memory, mixer)
-        ]
-        token = sum(cache.token_bytes for cache in caches if cache.kind == "full")
+        mixers = [mixer for layer in layers for mixer in layer.mixers]
+        caches = [cache for mixer in mixers for cache in _list_caches(memory, mixer)]
+        token = sum(_count_token_bytes(memory, mixer) for mixer in mixers)
         return token, sum(cache.token_bytes + cache.state_bytes for cache in caches)
 
-    mixers = (
-        mixer
-        for layer in max(assign_stage_layers(memory.deployment), key=compute_bytes)
-        for mixer in layer.mixers
-    )
-    return Counter(
-        mixer
-        for mixer in mixers
-        if not (isinstance(mixer, RecurrentMixer) and mixer.kind == "compressor")
-    )
+    stage = max(assign_stage_layers(memory.deployment), key=compute_bytes)
+    mixers = [mixer for layer in stage for mixer in layer.mixers]
+    return Counter(mixer for mixer in mixers if getattr(mixer, "kind", "") != "compressor")
 
 
 def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
@@ -297,56 +211,32 @@ def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
     )
 
 
+def _count_token_bytes(memory: MemoryPlan, mixer: SequenceMixer) -> float:
+    """Return the bytes that a layer keeps of every token of the context."""
+    return sum(each.token_bytes for each in _list_caches(memory, mixer) if each.kind == "full")
+
+
 def _describe_mixer(mixer: SequenceMixer) -> str:
     """Describe a mixer in words."""
     if isinstance(mixer, RecurrentMixer):
         return RECURRENT_STATE_LABELS.get(mixer.kind, mixer.kind)
     if not mixer.stores_kv:
         return "attention on an earlier layer's cache"
-    if isinstance(mixer, LatentAttention):
-        indexed = " with an indexer" if mixer.has_indexer_cache else ""
-        compressed = f" and every {mixer.compress} tokens" if mixer.compress > 1 else ""
-        window = f", window of {mixer.window:,} tokens{compressed}" if mixer.window else ""
-        return f"latent attention (MLA){indexed}{window}"
-    if mixer.window:
-        return (
-            f"attention in chunks of {mixer.window:,}"
-            if mixer.chunked
-            else f"sliding window of {mixer.window:,}"
-        )
-    return "full attention with an indexer" if mixer.index_heads else "full attention"
+    latent = isinstance(mixer, LatentAttention)
+    kind = "latent attention (MLA)" if latent else "full attention"
+    if (latent and mixer.has_indexer_cache) or (not latent and mixer.index_heads):
+        kind += " with an indexer"
+    if mixer.window and not latent:
+        kind = "attention in chunks" if mixer.chunked else "sliding window"
+    return f"{kind} of {mixer.window:,}" if mixer.window else kind
 
 
-def _format_layer_cache(
-    memory: MemoryPlan, mixer: SequenceMixer, times: str, bare: bool = False
-) -> str:
-    """Format what one layer caches: heads x (key + value width) x bytes, a latent, or a state.
-
-    `bare` omits words, and windows if other caches of the layer grow with the context.
-    """
-    caches = _list_caches(memory, mixer)
-    if isinstance(mixer, RecurrentMixer):
-        return f"{sum(cache.state_bytes for cache in caches) / MIB:.2f} MiB per sequence"
-    if not caches:
-        return "nothing"
-    width = get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment))
-    full = sum(c.token_bytes for c in caches if c.kind == "full")
-    if isinstance(mixer, LatentAttention) and mixer.window:
-        text_with_window = (
-            f"{caches[0].token_bytes:g} bytes a token of the window"
-            + f", {full:g} of every token" * bool(full)
-        )
-        return f"{full:g}" if bare else text_with_window
-    if isinstance(mixer, LatentAttention):
-        size = mixer.kv_elements * width
-        text = f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}"
-    else:
+def _spell_out(memory: MemoryPlan, mixer: SequenceMixer) -> str:
+    """Return the bytes that a layer keeps of a token: heads x (key + value) x bytes where it is."""
+    token = _count_token_bytes(memory, mixer)
+    if isinstance(mixer, GroupedQueryAttention):
         heads = max(1, mixer.kv_heads // memory.deployment.layout.tp)
-        size = heads * (mixer.head_dim + mixer.v_head_dim) * width
-        text = f"{heads} {times} ({mixer.head_dim} + {mixer.v_head_dim}) {times} {width:g}"
-    token = sum(cache.token_bytes for cache in caches)
-    if token > size:  # index keys, scales
-        text = f"({text} + {token - size:g})" if bare else f"{text} + {token - size:g}"
-    elif token < size:  # a packed latent
-        text = f"{token:g}"
-    return text if bare else f"{text} bytes a token"
+        width = get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment))
+        if heads * (mixer.head_dim + mixer.v_head_dim) * width == token:
+            return rf"{heads} \times ({mixer.head_dim} + {mixer.v_head_dim}) \times {width:g}"
+    return f"{token:g}"

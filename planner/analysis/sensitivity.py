@@ -1,7 +1,6 @@
-"""Analytical effect of each knob on a plan, and the cost of scenarios without any tuning.
+"""Analytical effect of each knob on a plan, turned one at a time on its deployment.
 
-Knobs are turned one at a time on the plan's deployment. Its replicas stay, except for the knobs
-that change them.
+Its replicas stay, except for the knobs that change them.
 """
 
 import math
@@ -21,61 +20,51 @@ from planner.planning.deployment_builder import load_format
 from planner.planning.evaluation import evaluate_candidates
 from planner.planning.scenario import Scenario
 
-MEASURE_DIRECTIONS = {"TTFT": -1, "ITL": -1, "throughput": 1, "KV cache": 1, "cost": -1}
+MEASURE_DIRECTIONS = {
+    "TTFT p95": -1, "ITL p99": -1, "throughput": 1, "KV cache": 1, "cost": -1,
+}  # fmt: skip
 """What is measured of a knob, and whether more of it is good."""
-MEASURE_LABELS = {
-    "TTFT": "p95 TTFT (ms)",
-    "ITL": "p99 ITL (ms)",
-    "throughput": "output tokens/s at most",
-    "KV cache": "KV cache of an engine (tokens)",
-    "cost": "USD per million output tokens, when full",
-}
-PLAN_LABEL = "the plan"
 
 
 def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
-    """Return knob, setting and the measures of `MEASURE_LABELS`: the plan first, then every knob.
+    """Return what each knob does to each measure: knob, measure, change, told and effect.
 
-    Settings that the engine rejects are left out. If the model no longer fits, figures are missing
-    and "note" says why.
+    Settings that the engine rejects are left out. Latencies of an overloaded deployment grow
+    without bound and have no figure; nor has what does not start.
     """
-    settings = [(PLAN_LABEL, "", best.deployment)]
-    for knob, setting, change in _list_knob_changes(scenario, best.deployment):
+    deployments = {"": best.deployment}
+    for name, setting, change in _list_knob_changes(scenario, best.deployment):
         text = f"{setting:,}" if type(setting) is int else str(setting)
         with suppress(PlannerError):
-            settings.append((knob, text, change.apply(best.deployment)))
-    candidates = evaluate_candidates(
-        scenario,
-        [
-            (deployment, deployment.layout.replicas, best.preference_key)
-            for _, _, deployment in settings
-        ],
-    )
-    rows = [
-        {"knob": name, "setting": text, **measure_candidate(scenario, candidate)}
-        for (name, text, _), candidate in zip(settings, candidates, strict=True)
-    ]
-    return pd.DataFrame(rows)
+            deployments[f"{name}: {text}"] = change.apply(best.deployment)
+    cases = [(each, each.layout.replicas, best.preference_key) for each in deployments.values()]
+    base, *turned = (measure_candidate(scenario, c) for c in evaluate_candidates(scenario, cases))
+    rows = []
+    for knob, values in zip(list(deployments)[1:], turned, strict=True):
+        for measure, own in base.items():
+            change = values.get(measure, math.nan) / own - 1 if own else 0.0
+            effect, told = (
+                judge_benefit(MEASURE_DIRECTIONS[measure] * change),
+                f"{change:+.0%}" if abs(change) >= 0.005 else "0",
+            )
+            if not math.isfinite(change):
+                effect, told = "hurts", "overloaded" if values else "does not fit"
+            rows.append((knob, measure, change, told, effect))
+    return pd.DataFrame(rows, columns=["knob", "measure", "change", "told", "effect"])
 
 
-def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, object]:
-    """Return the expected measures of a candidate, and a note if overloaded or unable to start."""
-    performance, memory = candidate.prediction.performance, candidate.prediction.memory
+def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, float]:
+    """Return the expected measures of a candidate; none if it does not start."""
+    performance, usd = candidate.prediction.performance, candidate.usd_per_hour
     if performance is None or performance.capacity is None:
-        return {**dict.fromkeys(MEASURE_LABELS.values()), "note": memory.reason}
-    max_tps, usd = performance.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
-    per_mtok = usd / 3600 / max_tps * 1e6 if usd else None
-    values = (
-        performance.ttft["p95"].mid * 1e3,
-        performance.itl["p99"].mid * 1e3,
-        max_tps,
-        memory.pool.reported_tokens,
-        per_mtok,
-    )
-    return {
-        **dict(zip(MEASURE_LABELS.values(), values, strict=True)),
-        "note": "overloaded" if performance.saturated else "",
-    }
+        return {}
+    max_tps = performance.capacity.mid * scenario.workload.output.mean
+    waits = [math.inf] * 2
+    if not performance.saturated:
+        waits = [performance.ttft["p95"].mid, performance.itl["p99"].mid]
+    pool = candidate.prediction.memory.pool.reported_tokens
+    costs = [usd / max_tps] if usd else []
+    return dict(zip(MEASURE_DIRECTIONS, [*waits, max_tps, pool, *costs], strict=False))
 
 
 def _list_knob_changes(
@@ -90,6 +79,7 @@ def _list_knob_changes(
         "max_model_len": (2 * args.max_model_len,),
         "kv_cache_dtype": ("fp8",) if args.kv_cache_dtype in (None, "auto") else ("auto",),
         "enforce_eager": (not args.enforce_eager,),
+        "enable_prefix_caching": (not args.enable_prefix_caching,),
     }
     for name, value in ((name, value) for name, each in values.items() for value in each):
         if value != getattr(args, name):
@@ -109,28 +99,3 @@ def _list_knob_changes(
         drafting = None if plan.speculation else scenario.speculation.to_config()
         setting = drafting.method if drafting else "off"
         yield "speculation", setting, DeploymentChange("speculation", drafting)
-
-
-def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
-    """Return the change of each measure by each knob, and how good it is.
-
-    Columns: knob, measure, change (a fraction), benefit (the same, positive if it helps), told (as
-    text), effect. Latencies of an overloaded deployment grow without bound and have no figure.
-    """
-    rows: list[tuple[str, str, float, float, str]] = []
-    base = data.iloc[0]
-    for _, row in data.iloc[1:].iterrows():
-        label = f"{row['knob']}: {row['setting']}"
-        for measure, column in MEASURE_LABELS.items():
-            if pd.isna(base[column]) or not base[column]:
-                continue
-            if pd.isna(row[column]):
-                rows.append((label, measure, math.nan, -1.0, "does not fit"))
-            elif row["note"] == "overloaded" and measure in ("TTFT", "ITL"):
-                rows.append((label, measure, math.inf, -1.0, "overloaded"))
-            else:
-                change = float(row[column] / base[column] - 1)
-                text = f"{change:+.0%}" if abs(change) >= 0.005 else "0"
-                rows.append((label, measure, change, MEASURE_DIRECTIONS[measure] * change, text))
-    told = pd.DataFrame(rows, columns=["knob", "measure", "change", "benefit", "told"])
-    return told.assign(effect=[judge_benefit(benefit) for benefit in told["benefit"]])

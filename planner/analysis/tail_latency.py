@@ -5,12 +5,10 @@ intervals grow if a slower engine would queue. Columns have readable names with 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from planner.analysis.load_ramp import TIMELINE_SAMPLES
 from planner.analysis.sweep import (
     MIN_SERVED_FRACTION,
     REQUESTS_PER_SWEEP_RUN,
@@ -22,7 +20,6 @@ from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
     LATENCY_METRICS,
-    LATENCY_QUANTILES,
     LATENCY_STATISTICS,
     Performance,
 )
@@ -36,90 +33,35 @@ from planner.planning.simulation_runs import (
 from planner.planning.slo import SloTarget, compute_tolerance, get_limit_status
 from planner.workload.workload import Workload
 
+GAUGE_SAMPLES = 120
+"""Samples of the gauges of a run."""
 OVERLOAD_RPS = 1e4
 """Requests/s that no deployment serves: what it then serves is its capacity."""
 
 
 def build_latency_table(
-    measured: Performance | SimulationRun,
-    service_level: Sequence[SloTarget] = (),
-    steady: Performance | None = None,
+    measured: Performance | SimulationRun, service_level: Sequence[SloTarget] = ()
 ) -> pd.DataFrame:
     """Return the latencies (simulated: and the queueing time) in ms with 80% intervals.
 
-    If given, the SLOs' limits and statuses and the analytical p99 stand beside them.
+    If given, the SLOs' limits and statuses stand beside them.
     """
+
+    def judge(target: SloTarget) -> str:
+        share = measured.get_for_display(target.metric, target.percentile) / target.seconds
+        status = get_limit_status(share, compute_tolerance(target.confidence))
+        return f"{target.percentile} {target.seconds * 1e3:,.0f}: {status}"
+
     rows = []
     for metric in (*LATENCY_METRICS, *["queue"] * isinstance(measured, SimulationRun)):
-        row: dict[str, object] = {
-            "Latency": metric.upper() if metric in LATENCY_METRICS else "Queue"
-        }
-        row |= {
-            f"{name} (ms)": measured.get_for_display(metric, name) * 1e3
-            for name in LATENCY_STATISTICS
-        }
+        row: dict[str, object] = {"latency": "queue" if metric == "queue" else metric.upper()}
+        for name in LATENCY_STATISTICS:
+            row[f"{name} (ms)"] = measured.get_for_display(metric, name) * 1e3
         if service_level:
-            limits = [
-                (
-                    t,
-                    get_limit_status(
-                        measured.get_for_display(metric, t.percentile) / t.seconds,
-                        compute_tolerance(t.confidence),
-                    ),
-                )
-                for t in service_level
-                if t.metric == metric
-            ]
-            row["Limit (ms)"] = (
-                ", ".join(
-                    f"{t.percentile} {t.seconds * 1e3:,.0f}: {status}" for t, status in limits
-                )
-                or None
-            )
-        if steady:
-            row["p99, estimate (ms)"] = (
-                steady.get(metric, "p99") * 1e3 if metric in LATENCY_METRICS else None
-            )
+            limits = [judge(target) for target in service_level if target.metric == metric]
+            row["limit (ms)"] = ", ".join(limits) or None
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def build_tail_curves(run: SimulationRun, steady: Performance | None) -> dict[str, pd.DataFrame]:
-    """Return `build_tail_curve` of TTFT and ITL."""
-    return {name: build_tail_curve(run, name.lower(), steady) for name in ("TTFT", "ITL")}
-
-
-def list_tail_limits(targets: Iterable[SloTarget]) -> dict[str, list[tuple[str, float]]]:
-    """List the percentile and the limit in ms of each target, by latency."""
-    limits: dict[str, list[tuple[str, float]]] = {}
-    for target in targets:
-        limits.setdefault(target.metric.upper(), []).append(
-            (target.percentile, target.seconds * 1e3)
-        )
-    return limits
-
-
-def build_tail_curve(
-    run: SimulationRun, metric: str, steady: Performance | None = None
-) -> pd.DataFrame:
-    """Return latency (ms, 80% interval) by the fraction of slower values, down to 0.1%.
-
-    Columns: slower, lo, mid, hi, name ("p50", "p95", "p99" or None) and, for rows with a name,
-    "closed form".
-    """
-    slower_shares = sorted(
-        {*np.geomspace(1, 1e-3, 91).round(6), *(round(1 - q, 6) for q in LATENCY_QUANTILES)}
-    )
-    names = {
-        round(1 - q, 6): name
-        for name, q in zip(LATENCY_STATISTICS[1:], LATENCY_QUANTILES, strict=True)
-    }
-    rows = []
-    for share in slower_shares:
-        value, name = run.compute_quantile(metric, 1 - share) * 1e3, names.get(share)
-        analytical = steady.get(metric, name).mid * 1e3 if name and steady else None
-        rows.append((share, value.lo, value.mid, value.hi, name, analytical))
-    return pd.DataFrame(rows, columns=["slower", "lo", "mid", "hi", "name", "closed form"])
 
 
 def sweep_utilization(
@@ -166,7 +108,7 @@ def sweep_autoscaler_signals(
 
     def _read(percent: float) -> Row:
         rate = percent / 100 * capacity
-        gauge_s = requests * deployment.num_engine_instances / rate / TIMELINE_SAMPLES
+        gauge_s = requests * deployment.num_engine_instances / rate / GAUGE_SAMPLES
         run = simulate_once(deployment, workload.with_rate(rate), requests, gauge_s=gauge_s)
         gauges = run.gauges[run.gauges.seconds <= run.sent[-1]]
         steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.clock_scale

@@ -197,15 +197,13 @@ def _prepare_worker() -> None:
     Thread(target=exit_with_parent, daemon=True).start()
 
 
-def write_table(file: PointFile, rows: Sequence[Answer], out: Path, chart: str = "") -> None:
-    """Write rows to `out`, CSV or Parquet, and the SVG `chart` beside it if there is one."""
-    with replace_atomically(out, *[out.with_suffix(".svg")] * bool(chart)) as (part, *pictures):
+def write_table(file: PointFile, rows: Sequence[Answer], out: Path) -> None:
+    """Write rows to `out`, CSV or Parquet."""
+    with replace_atomically(out) as (part,):
         if out.suffix == ".parquet":
             _write_parquet(part, rows)
         else:
             write_csv(part, rows, file.columns, file.line_end)
-        for picture in pictures:
-            picture.write_text(chart, encoding="utf-8")
 
 
 def _write_parquet(path: Path, rows: Sequence[Answer]) -> None:

@@ -3,33 +3,26 @@
 What a view draws is computed by the tables of `analysis`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from operator import attrgetter
+from typing import Any
 
-from planner.analysis.batching_tables import (
-    simulate_bursts,
-    simulate_cases,
-    simulate_long_prompt,
-    split_workload,
-)
-from planner.analysis.layout_tables import Study, build_slo_table, relayout_candidate
-from planner.analysis.memory_sweeps import (
-    build_budget_table,
-    describe_memory_status,
-    sweep_other_tenants,
-)
+from planner.analysis.layout_tables import Study, build_slo_table, list_shapes
+from planner.analysis.memory_sweeps import build_budget_table, describe_memory_status
 from planner.analysis.speculation_tables import (
     compare_draft,
     list_available_methods,
     list_step_parts,
 )
+from planner.analysis.sweep import REQUESTS_PER_SWEEP_RUN
+from planner.analysis.tail_latency import build_latency_table
 from planner.core.units import GIB
 from planner.deploy.launch_spec import LaunchSpec
 from planner.engines.deployment import Deployment
 from planner.hardware.gpus import list_gpus
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
-from planner.memory.memory_plan import plan_memory
+from planner.memory.memory_plan import find_safe_memory_utilization, plan_memory
 from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import (
     FrameworkChoice,
@@ -37,20 +30,20 @@ from planner.planning.framework_choice import (
     choose_framework,
     load_frameworks,
 )
-from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
+from planner.planning.scenario_schema import LayoutEntry
+from planner.planning.simulation_runs import run_short_simulation
 from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, plot_bars, plot_memory_budget
-from planner.ui.charts.latency import plot_timelines, plot_token_gaps
 from planner.ui.notebook_widgets import (
     HtmlOutput,
     InteractiveView,
     build_choice,
     build_ladder,
     build_slider,
-    build_text_field,
     show_figure,
     show_note,
     show_table,
 )
+from planner.workload.workload import Workload
 
 Outputs = tuple[HtmlOutput, ...]
 FILE_PURPOSES = {
@@ -119,211 +112,126 @@ def try_frameworks(study: Study) -> InteractiveView:
     )
 
 
+def _list_fields(study: Study, *names: str) -> dict[str, Callable[[Any], object]]:
+    """Return how the scenario's engine arguments are read of a deployment; none of a file's."""
+    fields = {f"engine_args.{name}": attrgetter(f"args.{name}") for name in names}
+    return fields if study.is_current else {}
+
+
 def try_memory(study: Study) -> InteractiveView:
-    """Let the reader change the engine arguments that memory depends on."""
-    args = study.deployment.args
-    longest = study.deployment.model.architecture.max_position
+    """Let the reader change what memory depends on: arguments, and other processes on the GPU."""
+    own, args, workload = study.deployment, study.deployment.args, study.scenario.workload
+    longest, held = own.model.architecture.max_position, own.other_tenants_bytes / GIB
     lengths = [longest, *(2**power for power in range(10, longest.bit_length()))]
 
+    def _change(gib: float, **changes: Any) -> Deployment:
+        return replace(own.with_args(**changes), other_tenants_bytes=round(gib * GIB))
+
     def _draw(deployment: Deployment) -> Outputs:
-        memory = plan_memory(deployment)
-        state, total = memory.status.replace("_", " "), memory.total_bytes / GIB
-        text = (
-            f"{memory.pool.reported_tokens:,} tokens of KV cache,"
-            f" {memory.max_concurrency:.1f} sequences of full length. "
-        )
+        memory, count = plan_memory(deployment), deployment.args.max_num_seqs
+        risk = estimate_preemption_risk(memory, workload, count) if memory.can_start else 1.0
+        safe = find_safe_max_num_seqs(memory, workload) if memory.can_start else 0
+        stages = f" of the fullest of {deployment.layout.pp} stages" * (deployment.layout.pp > 1)
         return (
             show_figure(
-                plot_memory_budget({"plan": memory}),
-                f"Memory of one {deployment.gpu.name} ({total:.2f} GiB): {state}.",
+                plot_memory_budget({"one GPU": memory}),
+                f"Memory of one {deployment.gpu.name}{stages}: {memory.status.replace('_', ' ')}.",
             ),
-            show_note(text + describe_memory_status(memory)),
-            show_table(
-                build_budget_table(memory),
-                f"Each term {_name_fullest_gpu(deployment)}, with its 80% interval.",
+            show_note(
+                f"{memory.pool.reported_tokens:,} tokens of KV cache, {memory.max_concurrency:.1f}"
+                f" sequences of max_model_len. With {count:,} requests of this workload at once they"
+                f" overflow in {risk:.1%} of moments; up to {safe:,} do in at most 5%. The largest safe"
+                f" gpu_memory_utilization is {find_safe_memory_utilization(deployment):.2f}."
+                f" {describe_memory_status(memory)}"
             ),
+            show_table(build_budget_table(memory), "Each term, with its 80% interval."),
         )
 
-    fields = {
-        "engine_args.gpu_memory_utilization": "gpu_memory_utilization",
-        "engine_args.max_model_len": "max_model_len",
-        "kv_cache_dtype": "kv_cache_dtype",
-    }
+    fields = _list_fields(study, "gpu_memory_utilization", "max_model_len", "max_num_seqs")
     return InteractiveView(
         _draw,
-        fields if study.is_current else {},
-        study.deployment.with_args,
+        fields | ({"kv_cache_dtype": attrgetter("args.kv_cache_dtype")} if fields else {}),
+        _change,
         gpu_memory_utilization=build_slider(0.5, 0.99, args.gpu_memory_utilization, step=0.01),
         max_model_len=build_ladder(lengths, args.max_model_len),
+        max_num_seqs=build_slider(1, 2048, args.max_num_seqs),
         kv_cache_dtype=build_choice(["auto", "fp8"], args.kv_cache_dtype or "auto"),
+        gib=build_slider(
+            0.0, round(study.memory.total_bytes / GIB), held, 0.5, "other processes (GiB)"
+        ),
     )
-
-
-def try_batch(study: Study) -> InteractiveView:
-    """Let the reader change how many requests run at once, and see the preemption risk."""
-    memory, workload = study.memory, study.scenario.workload
-
-    def _draw(deployment: Deployment) -> HtmlOutput:
-        count = deployment.args.max_num_seqs
-        risk = estimate_preemption_risk(memory, workload, count)
-        often = f"overflows in {risk:.1%} of moments"
-        return show_note(
-            f"With {count:,} requests of this workload at once, the pool"
-            f" {often if risk > 0.0005 else 'practically never overflows'}."
-            f" Up to {find_safe_max_num_seqs(memory, workload):,} stay under 5%."
-        )
-
-    return InteractiveView(
-        _draw,
-        {"engine_args.max_num_seqs": "max_num_seqs"} if study.is_current else {},
-        study.deployment.with_args,
-        max_num_seqs=build_slider(1, 2048, study.deployment.args.max_num_seqs),
-    )
-
-
-def try_tenants(study: Study) -> InteractiveView:
-    """Let the reader put other processes on the GPU."""
-    held, total = study.deployment.other_tenants_bytes / GIB, study.memory.total_bytes / GIB
-
-    def _draw(gib: float) -> HtmlOutput:
-        swept = sweep_other_tenants(study.deployment, sorted({0.0, held, gib}))
-        return show_table(swept, "The largest safe share beside other processes.")
-
-    label = "other processes (GiB)"
-    return InteractiveView(_draw, gib=build_slider(0.0, round(total), held or 8.0, 0.5, label))
-
-
-def try_log(study: Study, log: str) -> InteractiveView:
-    """Let the reader compare a start-up log with the plan; a public one if there is none."""
-
-    def _draw(path: str) -> Outputs:
-        explanation = (
-            explain_log_file(path, planned=study.deployment)
-            if path
-            else explain_log_file(EXAMPLE_LOG, "H100")
-        )
-        whose = "this log" if path else "a public example log"
-        caption = f"What {whose} says of {explanation.plan.deployment}."
-        text = f"{explanation.verdict} As a line of the scenario: {explanation.scenario_line}"
-        return show_table(explanation.to_rows(), caption), show_note(text)
-
-    return InteractiveView(_draw, path=build_text_field(log, "start-up log", "path of a log file"))
-
-
-def _name_fullest_gpu(deployment: Deployment) -> str:
-    """Name the GPU whose memory is shown: with pipeline stages, one of the fullest stage."""
-    stages = deployment.layout.pp
-    return f"per stage, on a GPU of the fullest of {stages}" if stages > 1 else "on the fullest GPU"
 
 
 def try_layouts(study: Study) -> InteractiveView:
-    """Let the reader change GPU and layout of the plan; each is simulated."""
-    layout = study.deployment.layout
-    gpus = list(dict.fromkeys(candidate.gpu.name for candidate in study.scenario.gpus))
+    """Let the reader look at every shape of a replica that was planned."""
+    shapes = list_shapes(study.plan)
 
     def _draw(candidate: Candidate) -> Outputs:
-        targets, args = build_slo_table(study.scenario, candidate), candidate.deployment.args
-        performance = candidate.prediction.performance
-        basis = performance.source_label if performance else ""
+        targets, performance = (
+            build_slo_table(study.scenario, candidate), candidate.prediction.performance,
+        )  # fmt: skip
+        label = performance.source_label if performance else ""
         return (
             show_figure(
                 plot_memory_budget({"one GPU": candidate.prediction.memory}),
-                f"Memory {_name_fullest_gpu(candidate.deployment)}.",
+                "Memory of one GPU, on the fullest stage.",
             ),
             show_table(
-                targets if len(targets) else None, f"Each target, {basis}; intervals are 80%."
+                targets if len(targets) else None, f"Each target, {label}; intervals are 80%."
+            ),
+            show_note(candidate),
+        )
+
+    return InteractiveView(
+        _draw,
+        {"layout": _get_shape} if study.is_current else {},
+        lambda index: shapes[index],
+        index=build_choice([(c.description, k) for k, c in enumerate(shapes)], 0, "layout"),
+    )
+
+
+def _get_shape(candidate: Candidate) -> dict[str, int]:
+    """Return the layout of a replica as fields of a scenario."""
+    layout = candidate.deployment.layout
+    return {name: getattr(layout, name) for name in LayoutEntry.model_fields}
+
+
+def try_load(study: Study) -> InteractiveView:
+    """Let the reader change the traffic and the batch limits; each case is simulated."""
+    own, args, targets = study.deployment, study.deployment.args, study.scenario.slo_targets
+
+    def _change(times: float, burstiness: float, **changes: Any) -> tuple[Deployment, Workload]:
+        load = study.workload if times == 1 else study.workload.scale(times)
+        if burstiness != load.burstiness:
+            load = replace(load, burstiness=burstiness, trace=None)
+        return own.with_args(**changes), load
+
+    def _draw(subject: tuple[Deployment, Workload]) -> Outputs:
+        run = run_short_simulation(*subject, REQUESTS_PER_SWEEP_RUN)
+        return (
+            show_table(
+                build_latency_table(run, targets),
+                "Latencies, simulated; intervals are 80%. At risk: less likely than asked for.",
             ),
             show_note(
-                f"{candidate}. max_num_batched_tokens {args.max_num_batched_tokens:,},"
-                f" max_num_seqs {args.max_num_seqs:,}."
+                f"Served: {100 * run.served_fraction.mid:.0f}% of what comes. Preemptions:"
+                f" {100 * run.preemptions:.1f} in a hundred requests."
             ),
         )
 
+    fields = _list_fields(study, "max_num_seqs", "max_num_batched_tokens")
     return InteractiveView(
         _draw,
-        {"layout": ("tp", "pp")} if study.is_current else {},
-        partial(relayout_candidate, study.plan),
-        gpu=build_choice(gpus, study.deployment.gpu.name, label="GPU"),
-        tp=build_choice(sorted({1, 2, 4, 8, layout.tp}), layout.tp, label="tensor parallel"),
-        pp=build_slider(1, 8, layout.pp, label="pipeline stages"),
-        replicas=build_slider(1, 16, layout.replicas),
-    )
-
-
-def try_pressure(study: Study) -> InteractiveView:
-    """Let the reader change the KV cache pool of an engine, and the guard before it."""
-    args, seconds = study.deployment.args, study.timeline_s
-
-    def _draw(deployment: Deployment) -> HtmlOutput:
-        changed = deployment.args
-        share, seqs = f"{changed.gpu_memory_utilization:g}", f"{changed.max_num_seqs:,}"
-        name = f"gpu_memory_utilization {share}, max_num_seqs {seqs}"
-        drawn = plot_timelines(simulate_cases({name: (deployment, study.workload)}, seconds))
-        return show_figure(drawn, "Running and waiting requests of one engine, simulated.")
-
-    return InteractiveView(
-        _draw,
-        {"engine_args.max_num_seqs": "max_num_seqs"} if study.is_current else {},
-        study.deployment.with_args,
-        gpu_memory_utilization=build_slider(0.1, 0.98, args.gpu_memory_utilization, step=0.01),
+        {name: lambda subject, read=read: read(subject[0]) for name, read in fields.items()},
+        _change,
+        times=build_slider(0.25, 4.0, 1.0, 0.25, "traffic (times)"),
+        burstiness=build_slider(0.1, 2.0, study.workload.burstiness, 0.05),
         max_num_seqs=build_slider(1, 4 * args.max_num_seqs, args.max_num_seqs),
-    )
-
-
-def try_bursts(study: Study) -> InteractiveView:
-    """Let the reader make the plan's traffic burst and surge."""
-    seconds = study.timeline_s
-
-    def _draw(burstiness: float, surge: float) -> HtmlOutput:
-        if not study.workload.rate:
-            return show_note("All of this work is there at the start: nothing arrives in bursts.")
-        case = study.deployment, study.workload
-        return show_figure(
-            plot_timelines(simulate_bursts(*case, burstiness, surge, seconds)),
-            f"Running and waiting requests of one engine in {seconds:,.0f} s of traffic,"
-            " and their own tail, simulated.",
-        )
-
-    return InteractiveView(
-        _draw,
-        burstiness=build_slider(0.1, 2.0, 0.25, step=0.05),
-        surge=build_slider(1.0, 4.0, 2.0, step=0.25, label="surge (times the rate)"),
-    )
-
-
-def try_long_prompt(study: Study) -> InteractiveView:
-    """Let the reader send a long prompt into a decode batch, and change the tokens of a step."""
-    replica, batch = study.deployment.with_replicas(1), study.decode_batch
-    args, traffic = replica.args, split_workload(study.scenario, study.deployment)
-
-    def _draw(deployment: Deployment, prompt: int, sequences: int) -> Outputs:
-        gaps, swept = simulate_long_prompt(deployment, traffic, sequences, prompt)
-        refused = f" The plan's own max_model_len of {args.max_model_len:,} would refuse it."
-        return (
-            show_figure(
-                plot_token_gaps(gaps),
-                f"Tokens of a decode batch of {sequences:,} while a prompt of {prompt:,} tokens is"
-                " computed. Pale: 80% interval of the gap.",
-            ),
-            show_table(
-                swept,
-                f"A prompt of {prompt:,} tokens beside {sequences:,} that decode, by"
-                " max_num_batched_tokens." + refused * (args.max_model_len < prompt),
-            ),
-        )
-
-    name = "max_num_batched_tokens"
-    sizes = [2**power for power in range(8, 15)]
-    return InteractiveView(
-        lambda subject: _draw(*subject),
-        {f"engine_args.{name}": name} if study.is_current else {},
-        lambda max_num_batched_tokens, **prompt: (
-            replica.with_args(max_num_batched_tokens=max_num_batched_tokens), *prompt.values(),
+        max_num_batched_tokens=build_ladder(
+            [2**power for power in range(8, 15)], args.max_num_batched_tokens
         ),
-        prompt=build_slider(1000, 40000, 10000, step=1000, label="prompt tokens"),
-        max_num_batched_tokens=build_ladder(sizes, args.max_num_batched_tokens),
-        sequences=build_slider(1, max(256, batch), batch, label="decode batch"),
-    )  # fmt: skip
+        gpu_memory_utilization=build_slider(0.1, 0.98, args.gpu_memory_utilization, step=0.01),
+    )
 
 
 def describe_draft_decision(study: Study, launch: LaunchSpec) -> str:
@@ -367,7 +275,10 @@ def try_drafts(study: Study, drafted: Deployment) -> InteractiveView:
         colors = {"target": CATEGORY_COLORS[0], "draft": MUTED_COLOR}
         drawn = plot_bars(list_step_parts(speedup), "ms per token", "way", "part", colors)
         return (
-            show_note(f"Speculation {speedup}."),
+            show_note(
+                f"Speculation {speedup}. The draft takes {speedup.draft_bytes / GIB:.2f} GiB of each"
+                f" GPU, the room of {speedup.num_sequences_lost:,} sequences."
+            ),
             show_figure(drawn, "Milliseconds per token and sequence."),
         )
 

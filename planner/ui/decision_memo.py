@@ -27,7 +27,7 @@ from planner.core.text import capitalize, escape_to_one_line
 from planner.hardware.prices import HOURS_PER_MONTH, GpuPrice
 from planner.planning.slo import SloTarget, explain_implausible_limits, list_benchmark_targets
 from planner.ui.charts.base import MUTED_COLOR, SLO_STATUS_COLORS, render_svg
-from planner.ui.charts.summary import plot_load_curve
+from planner.ui.charts.cockpit import color_for_print, plot_latency_over_load
 from planner.ui.notebook_widgets import escape_html
 from planner.ui.plan_text import render_rows
 
@@ -97,8 +97,10 @@ def build_memo(answer: Answer) -> Memo:
         bars=tuple(bars),
         confidence=format_probability(scenario.confidence),
         chart=render_svg(
-            plot_load_curve(
-                curve.points, curve.axis.lower(), curve.here, curve.own, curve.target.seconds
+            color_for_print(
+                plot_latency_over_load(
+                    curve.points, curve.here, curve.target.seconds * 1e3, curve.own * 1e3, 364
+                )
             )
         )
         if curve

@@ -6,9 +6,10 @@ changed are in `changes.yaml`.
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from planner.core.files import (
     replace_atomically,
     write_pickle,
 )
-from planner.core.progress import UNWATCHED, watch_progress
+from planner.core.progress import UNWATCHED, try_each, watch_progress
 from planner.core.readers import read_yaml
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
-from planner.planning.what_if import run_what_ifs
+from planner.planning.what_if import WhatIf, propose_changes, search_to_end
 from planner.tools.answer_store import compute_answer_key, hash_file, prune_pickles
 from planner.tools.fleet.allocation import FleetPlan, plan_fleet
 from planner.ui.progress_line import draw_in_notebook
@@ -64,16 +65,22 @@ def open_answer(plan: Plan, kept: str | Path = "") -> Answer:
     return build_answer(plan, (*FILE_PARTS, *MEMO_PARTS))
 
 
-def add_changes(plan: Plan, answer: Answer, time_limit_s: float = math.inf) -> Answer:
-    """Return `answer` with the what-ifs of `plan`, searched for up to `time_limit_s`.
+def add_changes(plan: Plan, answer: Answer, time_limit_s: float = math.inf) -> Iterator[Answer]:
+    """Yield `answer` with one what-if of `plan` more each time, searched for up to `time_limit_s`.
 
-    An interruption of the kernel ends the search too. What was found is kept, so that the same
-    cell goes on from there when it runs again.
+    None where it has them. An interruption of the kernel ends the search of one; what was found is
+    kept, so that the same cell goes on from there when it runs again.
     """
-    with watch_progress(time_limit_s) as watch:
-        changes = run_what_ifs(plan, search_cached)
-        left_out = watch.describe_left_out()
-        return build_answer(plan, changes=changes, left_out=left_out, known=answer)
+    changes, left_out = list[WhatIf](), list[str]()
+    for name, scenario in propose_changes(plan) if answer.changes is None else ():
+        with watch_progress(time_limit_s) as watch:
+            tried = try_each(
+                partial(search_to_end, search=search_cached), {name: scenario}, "what-if"
+            )
+            found = [WhatIf(name, each) for _, plans in tried for each in plans or ()]
+            left_out += filter(None, [watch.describe_left_out()])
+        changes += [each for each in found if plan.chosen or each.plan.chosen]
+        yield build_answer(plan, changes=changes, left_out="; ".join(left_out), known=answer)
 
 
 def open_study(

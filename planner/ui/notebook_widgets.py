@@ -19,6 +19,7 @@ from IPython.display import Image, Markdown, display
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
+from planner.core.number_format import format_probability
 from planner.core.text import escape_markdown
 from planner.ui.charts.base import render_png, render_svg
 from planner.ui.notebook_session import (
@@ -255,13 +256,12 @@ class InteractiveView(ipywidgets.VBox):
 
     `draw` returns one or several figures, tables or notes; its `PlannerError` is shown as a note.
     With `change`, it is `draw(change(**values))`: what is looked at, the `subject`, is the plan's
-    own deployment with these values. The plain HTML is drawn at the initial values. `carry` names
-    the scenario's field that each control sets (or one field for several controls); then a button
-    sets them for all notebooks.
+    own deployment with these values. The plain HTML is drawn at the initial values. `carry` reads
+    fields of the scenario from the subject; then a button sets those that changed for all notebooks.
     """
 
     def __init__(
-        self, draw: Callable[..., Any], carry: Mapping[str, str | tuple[str, ...]] | None = None,
+        self, draw: Callable[..., Any], carry: Mapping[str, Callable[[Any], object]] | None = None,
         change: Callable[..., Any] = dict, **controls: ipywidgets.Widget,
     ) -> None:  # fmt: skip
         for name, control in controls.items():
@@ -275,31 +275,24 @@ class InteractiveView(ipywidgets.VBox):
         # tables and text as in the cells around it
         self._screen.add_class("jp-RenderedHTMLCommon")
         values = [
-            f"{control.description} {format_value(control.value)}"
+            f"{control.description} {format_value(getattr(control, 'label', control.value))}"
             for control in controls.values()
             if control.value != ""
         ]
         drawn = f" Drawn for {escape_html(', '.join(values))}." if values else ""
         self._still = re.sub(
-            r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1
+            r"((</span></|</fig)caption>)", lambda end: drawn + end[0], self._screen.value, count=1
         )
         layout = ipywidgets.Layout(flex_flow="row wrap")
         self._carry = carry or {}
-        self._initial_values = {name: control.value for name, control in controls.items()}
+        self._initial = {field: read(self.subject) for field, read in self._carry.items()}
         bar = [_build_rerun_button("Carry on with this", self._save_changes)] if carry else []
         super().__init__([ipywidgets.Box([*controls.values(), *bar], layout=layout), self._screen])
 
     def _save_changes(self) -> None:
         """Set the changed values in the current scenario."""
-        values = {name: control.value for name, control in self._controls.items()}
-        changes: dict[str, object] = {}
-        for field, names in self._carry.items():
-            if isinstance(names, str):
-                if values[names] != self._initial_values[names]:
-                    changes[field] = values[names]
-            elif any(values[name] != self._initial_values[name] for name in names):
-                changes[field] = {name: values[name] for name in names}
-        if changes:
+        now = {field: read(self.subject) for field, read in self._carry.items()}
+        if changes := {field: now[field] for field in now if now[field] != self._initial[field]}:
             save_changes(changes)
 
     @property
@@ -336,33 +329,24 @@ def _build_rerun_button(label: str, do: Callable[[], None]) -> ipywidgets.Widget
 
 
 def render_changes(scenario: str | Path, plan: OpenedPlan) -> ipywidgets.Widget | None:
-    """Return the changes of notebooks and their effect, with a button to undo them."""
+    """Return the changes of notebooks and the plan before and after, with a button to undo them."""
     if scenario != CURRENT_SCENARIO or not (changes := load_changes()):
         return None
+
+    def describe(name: str, plan: OpenedPlan) -> dict[str, object]:
+        best, targets = plan.best, plan.scenario.slo_targets
+        row: dict[str, object] = {"": name, "plan": best.description if best else "nothing fits"}
+        if best and (performance := best.prediction.performance):
+            row |= {"USD per hour": best.usd_per_hour, "odds": format_probability(best.probability)}
+            for target in targets:
+                value = performance.get_for_display(target.metric, target.percentile)
+                row[f"{target.name} (ms)"] = value * 1e3
+        return row
+
     before = search_cached(load_current_scenario(CURRENT_SCENARIO, changed=False))
-
-    def describe(plan: OpenedPlan) -> str:
-        best = plan.best
-        if best is None:
-            return "nothing fits"
-        usd = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f} an hour"
-        return f"{best.description}{usd}" + ", which misses targets" * (plan.chosen is None)
-
-    fields = ", ".join(f"{field} = {_format_plain(value)}" for field, value in changes.items())
-    note = show_note(
-        f"Changed from the plan: {fields}. Now {describe(plan)}; before, {describe(before)}."
+    fields = ", ".join(f"{field} = {value}" for field, value in changes.items())
+    table = show_table(
+        [describe("before", before), describe("now", plan)], f"Changed from the plan: {fields}."
     )
-    return ipywidgets.VBox(
-        [
-            ipywidgets.HTML(note.html),
-            _build_rerun_button("Back to the plan", lambda: save_changes({})),
-        ]
-    )
-
-
-def _format_plain(value: object) -> str:
-    return (
-        ", ".join(f"{name} {part}" for name, part in value.items())
-        if isinstance(value, dict)
-        else str(value)
-    )
+    undo = _build_rerun_button("Back to the plan", lambda: save_changes({}))
+    return ipywidgets.VBox([ipywidgets.HTML(table.html), undo])

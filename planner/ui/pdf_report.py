@@ -1,7 +1,6 @@
 """Write reports: execute notebooks without a browser, in parallel, and typeset their outputs."""
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.answers import FILE_PARTS, MEMO_PARTS, SUMMARY_PARTS, Answer, build_answer, words
+from planner.answers import FILE_PARTS, MEMO_PARTS, SUMMARY_PARTS, Answer, build_answer
 from planner.core.files import (
     check_not_overwriting,
     ensure_folder,
@@ -27,7 +26,7 @@ from planner.planning.search import Plan
 from planner.planning.what_if import run_what_ifs
 from planner.tools.fleet import allocation
 from planner.tools.fleet import tables as fleet_tables
-from planner.ui.decision_memo import MEMO_MIME_TYPE, build_memo
+from planner.ui.decision_memo import build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.notebook_session import KEPT_ANSWER, search_cached
 from planner.ui.plan_comparison import (
@@ -36,8 +35,8 @@ from planner.ui.plan_comparison import (
     describe_cheapest_plan,
 )
 from planner.ui.plan_files import check_plan_folder, write_plan_files, write_plan_folders
-from planner.ui.plan_tables import describe_scenario, summarize_plan
-from planner.ui.plan_text import format_answer, render_rows
+from planner.ui.plan_tables import summarize_plan
+from planner.ui.plan_text import format_answer
 from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
 
 DISAGGREGATION_NOTEBOOK = NOTEBOOK_DIR / "pools.ipynb"
@@ -77,11 +76,9 @@ def write_report(
     show_answer(format_answer(answer))
     answer = build_answer(plan, (*FILE_PARTS, *MEMO_PARTS), known=answer)
     shown = select_chapters(plan) if notebooks is None else notebooks
-    watch = get_progress_watch()
-    if not shown:  # the summary chapter searches for them else
-        changes = run_what_ifs(plan, search_cached)
-        left_out = watch.describe_left_out()
-        answer = build_answer(plan, changes=changes, left_out=left_out, known=answer)
+    watch, changes = get_progress_watch(), run_what_ifs(plan, search_cached)
+    left_out = watch.describe_left_out()
+    answer = build_answer(plan, changes=changes, left_out=left_out, known=answer)
     tags = {
         "live": False,  # interactive cells, and content that stands elsewhere in the PDF
         "fits": plan.candidates,
@@ -119,23 +116,8 @@ def write_comparison_report(
     answers = [build_answer(plan, SUMMARY_PARTS) for plan in plans]
     for answer in answers:
         show_answer(format_answer(answer))
-    first, *others = [
-        render_rows(
-            "title",
-            scenario=answer.scenario,
-            traffic=describe_scenario(answer.scenario).partition("; ")[2],
-            date=f"{get_report_date():%-d %B %Y}",
-            version=__version__,
-            performance=answer.performance,
-            measure=words.tell_measure_first(answer),
-            basis=answer.best.basis if answer.best else "",
-            price=answer.best and answer.best.price,
-        )
-        for answer in answers
-    ]
     titles = build_plan_titles(answers)
     facts = [[name, summarize_plan(answer)] for name, answer in zip(titles, answers, strict=True)]
-    facts += [fact for fact in first if all(fact in other for other in others)]
     title = {
         "name": " against ".join(titles),
         "question": "Several questions, answered side by side.",
@@ -174,26 +156,16 @@ def write_fleet_report(
         raise KeyboardInterrupt
     runs, entry = fleet_tables.describe_runs(plan.current), plan.entry
     facts = [
-        (
+        [
             name,
             "; ".join(
-                [each.model, str(each.workload), *map(str, each.slo_targets), runs.get(name, "")]
+                [each.model, *map(str, (each.workload, *each.slo_targets)), runs.get(name, "")]
             ),
-        )
+        ]
         for name, each in plan.scenarios.items()
     ]
-    limits = {
-        "USD per hour, at most": entry.usd_per_hour_at_most,
-        "W, at most": entry.power_at_most,
-    }
-    facts += [("Stock", ", ".join(f"{count} x {kind}" for kind, count in entry.stock.items()))]
-    facts += [("Owned", ", ".join(entry.owned))] * bool(entry.owned)
-    facts += [(name, f"{limit:,.10g}") for name, limit in limits.items() if math.isfinite(limit)]
-    facts += [("Left out", plan.left_out)] * bool(plan.left_out)
-    facts += [
-        ("Date", f"{get_report_date():%-d %B %Y}"),
-        ("Planned with", f"Headroom {__version__}"),
-    ]
+    facts += [["Stock", ", ".join(f"{count} x {kind}" for kind, count in entry.stock.items())]]
+    facts += [["Left out", plan.left_out]] * bool(plan.left_out)
     title = {"name": path.stem, "question": "Several services on one stock of GPUs, at least cost."}
     title |= {
         "verdict": fleet_tables.summarize_fleet(plan),
@@ -228,16 +200,15 @@ def _typeset_notebooks(
             write_pickle(work / KEPT_ANSWER, title)
         values = {**parameters, "kept": str(work / "plan.pickle")}
         executed = execute_notebooks(notebooks, values, work) if notebooks else []
+        memo = dict[str, Any]()
         if isinstance(title, Answer):
-            memo = _read_memo(executed, title)
+            memo = build_memo(title).to_json()
             if memo["chart"]:
                 (work / "memo-chart.pdf").write_bytes(convert_svg_to_pdf(memo["chart"]))
-            shown = {**memo, "chart": "memo-chart.pdf" if memo["chart"] else ""}
-            (work / "memo.json").write_text(json.dumps(shown), encoding="utf-8")
+                memo["chart"] = "memo-chart.pdf"
             made = f"Headroom {memo['version']} · {memo['name']} · {memo['date']}"
             title = {"memo": True, "name": memo["name"], "made": made, "appendix": bool(executed)}
-        else:
-            (work / "memo.json").write_text("{}")
+        (work / "memo.json").write_text(json.dumps(memo), encoding="utf-8")
         (work / "title.json").write_text(json.dumps(title))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             chapters = pool.map(lambda path: convert_notebook(path, work, left_out), executed)
@@ -245,15 +216,8 @@ def _typeset_notebooks(
         yield typeset_pages(work)
 
 
-def _read_memo(notebooks: Sequence[Path], answer: Answer) -> Mapping[str, Any]:
-    """Return the memo that an executed notebook shows; without one, that of the answer alone."""
-    for notebook in notebooks:
-        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-            for output in cell.get("outputs", ()):
-                if memo := output.get("data", {}).get(MEMO_MIME_TYPE):
-                    return dict(memo)
-    return build_memo(answer).to_json()
-
-
 def _build_page(title: Mapping[str, str], facts: Sequence[Sequence[str]]) -> dict[str, Any]:
-    return {**{part: escape_to_one_line(text) for part, text in title.items()}, "facts": facts}
+    """Return a title page: its facts, and with which version it was planned, and when."""
+    made = f"Headroom {__version__}, {get_report_date():%-d %B %Y}"
+    named = {part: escape_to_one_line(text) for part, text in title.items()}
+    return {**named, "facts": [*facts, ["Planned with", made]]}

@@ -90,15 +90,27 @@ def describe_cheapest_plan(answers: Sequence[Answer]) -> str:
 
 
 def compare_limits(answers: Sequence[Answer]) -> pd.DataFrame:
-    """Return predictions as fractions of their limits (intervals), one row per SLO and answer."""
+    """Return predictions as shares of their limits, in words, one row per SLO and answer."""
     rows = []
     for name, answer in zip(build_plan_titles(answers), answers, strict=True):
         for limit in answer.best.limits if answer.best else ():
             if (target := limit.target) and (performance := answer.performance):
                 value = performance.get_for_display(target.metric, target.percentile)
-                share = value / target.seconds
-                rows.append({"scenario": name, "target": str(target), "Share of the limit": share})
-    return pd.DataFrame(rows, columns=["scenario", "target", "Share of the limit"])
+                told = f"{value / target.seconds * 100:.0f}%"
+                rows.append((name, target.name, limit.status, told))
+    return pd.DataFrame(rows, columns=["scenario", "target", "status", "told"])
+
+
+def compare_costs(answers: Sequence[Answer]) -> tuple[pd.DataFrame, str, str] | None:
+    """Return the least cost over the load by scenario, and both columns; None if units differ."""
+    named = zip(build_plan_titles(answers), answers, strict=True)
+    curves = {name: answer.cost_curve for name, answer in named if answer.cost_curve}
+    kinds = {(curve.axis, curve.unit) for curve in curves.values()}
+    if len(kinds) != 1:
+        return None
+    ((load, cost),) = kinds
+    rows = [(*point[:2], name) for name, curve in curves.items() for point in curve.points]
+    return pd.DataFrame(rows, columns=[load, cost, "scenario"]), load, cost
 
 
 def build_plan_titles(answers: Sequence[Answer]) -> list[str]:

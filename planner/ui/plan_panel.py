@@ -27,7 +27,6 @@ from planner.planning.candidate import SAME_PRICE_SHARE
 from planner.planning.slo import LimitStatus, explain_implausible_limits
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit
-from planner.ui.charts.summary import plot_day
 from planner.ui.plan_tables import build_rejection_table, explain_choice
 
 Page = dict[str, Any]
@@ -477,7 +476,7 @@ def draw_charts(
         paid = "; ".join(f"{way} {format_usd(usd)} a day" for way, usd in billing.usd.items())
         page["day"] = {
             "title": "Replicas over the day",
-            "svg": charts.render_svg(plot_day(day)),
+            "svg": charts.render_svg(charts.plot_day(day)),
             "note": f"{words.describe_day(answer)} {paid or 'No price is known'}.",
         }
     return page

@@ -1,11 +1,9 @@
 """Format a sweep for the terminal: how many points meet the targets, then the first rows."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.core.errors import require_extra
 from planner.core.files import list_columns
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability, format_usd
@@ -135,30 +133,3 @@ def _format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 99_950 else format_number(value)
     return "" if value is None else f"{value:,}" if type(value) is int else str(value)
-
-
-def _shorten(cells: list[str]) -> list[str]:
-    """Return the cells without how many GPUs there may be, if they still differ."""
-    short = [re.sub(r" \(up to \d+\)", "", cell) for cell in cells]
-    return short if len({*short}) == len({*cells}) else cells
-
-
-def draw_sweep(
-    points: Sequence[Mapping[str, object]], metrics: Sequence[str] = DEFAULT_METRICS
-) -> str | None:
-    """Return the chart of a sweep as SVG: cost by load, or the first of `metrics` at one cost.
-
-    None where no field is a number, or too many vary.
-    """
-    with require_extra("report", "the chart"):
-        from planner.ui.charts.base import render_svg
-        from planner.ui.charts.sweep import plot_sweep
-
-    fields = {
-        name.removeprefix("set."): _shorten([format_setting(row.get(name)) for row in points])
-        for name in list_columns(points)
-        if name.startswith("set.")
-    }
-    has_costs = len({row.get("usd_per_hour") for row in points} - {None}) > 1
-    chart = plot_sweep(points, fields, "usd_per_hour" if has_costs else next(iter(metrics), ""))
-    return render_svg(chart) if chart else None

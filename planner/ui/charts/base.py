@@ -14,10 +14,10 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from planner.core.intervals import Interval
 from planner.core.readers import read_yaml
 from planner.core.units import GIB
 from planner.memory.memory_plan import MemoryPlan
+from planner.planning.autoscaling import AutoscalingPlan
 
 VEGA_THEME = read_yaml(Path(__file__).parents[1] / "templates" / "theme.yaml")
 CHART_WIDTH_PX: int = VEGA_THEME["view"]["continuousWidth"]
@@ -40,10 +40,10 @@ MEMORY_PART_NAMES = {
 """Parts in which terms of a memory plan are drawn, where not by their own name."""
 FONT_MARGIN_PX_PER_CHAR = 0.8
 """Extra width of a browser's own font, such as DejaVu Sans, over Liberation Sans at 11 px."""
-MAX_DRAWN_UTILIZATION = 3.0
-"""Largest latency that is drawn, as a multiple of its limit."""
-GAUGE_COLORS = dict(zip(("running", "waiting"), CATEGORY_COLORS, strict=False))
-"""Colours of the gauges of an engine."""
+PANEL_GAP_PX = 70
+"""Width of a panel's axis and the space before it."""
+MAX_LIMIT_MULTIPLE = 3
+"""Larger values, as multiples of the limit or of the largest middle, are not drawn: they flatten the rest."""
 
 
 @alt.theme.register("headroom", enable=True)
@@ -185,40 +185,6 @@ def split_intervals(intervals: Iterable[Any]) -> dict[str, list[float]]:
     return {end: [getattr(value, end, value) for value in values] for end in ("lo", "mid", "hi")}
 
 
-def cap_utilization(utilization: Iterable[Interval]) -> pd.DataFrame:
-    """Split intervals of limit utilization, capped at `MAX_DRAWN_UTILIZATION`.
-
-    The column "further" marks those that extend beyond it.
-    """
-    data = pd.DataFrame(split_intervals(utilization), dtype=float)
-    return data.clip(upper=MAX_DRAWN_UTILIZATION).assign(further=data["hi"] > MAX_DRAWN_UTILIZATION)
-
-
-def plot_overflow_arrows(base: alt.Chart) -> alt.Chart:
-    """Plot an arrow at the end of each interval that `cap_utilization` capped."""
-    return (
-        base.transform_filter("datum.further")
-        .mark_point(shape="triangle-right", filled=True)
-        .encode(x="hi:Q")
-    )
-
-
-def plot_band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:
-    """Plot the line of "mid" on the axis `height`, in its band from "lo" to "hi"."""
-    return [
-        base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
-        base.mark_line().encode(y=height),
-    ]
-
-
-def plot_limit_line(limit: float | None, axis: str = "y") -> list[alt.Chart]:
-    """Plot a limit as a dashed line; nothing without a limit."""
-    rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(
-        strokeDash=[5, 4], color=VIOLATED_COLOR
-    )
-    return [] if limit is None else [rule.encode(**{axis: "limit:Q"})]
-
-
 def arrange_panels(
     panel: Any, column: str, order: Sequence[str], abreast: int = 1
 ) -> alt.FacetChart:
@@ -230,26 +196,83 @@ def arrange_panels(
 
 
 def plot_lines(
-    data: pd.DataFrame,
-    x: str,
-    y: str,
-    series: str | None = None,
-    limit: float | None = None,
-    log: bool = False,
-) -> alt.LayerChart | alt.FacetChart:
-    """Plot `y` over `x` by `series`, with the band of intervals and `limit` as a dashed line.
+    data: pd.DataFrame, x: str, y: str, series: str | None = None, limit: float | None = None,
+    log: bool = False, marks: Mapping[str, float] | None = None, step: bool = False,
+) -> alt.LayerChart:  # fmt: skip
+    """Plot `y` over `x` by `series`, with the band of intervals, `limit` dashed, and named `marks`.
 
-    Column names are the axis titles, units included.
+    Column names are the axis titles, units included. A `step` holds until the next value.
     """
-    base = alt.Chart(data.drop(columns=y).assign(**split_intervals(data[y]))).encode(
-        x=alt.X(
-            _escape_field(x), title=x, scale=alt.Scale(type="log" if log else "linear", nice=False)
-        ),
-        color=(
-            alt.Color(_escape_field(series), title=series, sort=None) if series else alt.Undefined
-        ),
+    flat = data.drop(columns=y).assign(**split_intervals(data[y]))
+    top = MAX_LIMIT_MULTIPLE * (limit or flat["mid"].max())
+    near = flat[flat["mid"] <= top]
+    flat = (near if len(near) > 1 else flat).assign(hi=flat["hi"].clip(upper=top))
+    scale = alt.Scale(type="log" if log else "linear", nice=False)
+    color = alt.Color(_escape_field(series), title=series, sort=None) if series else alt.Undefined
+    base = alt.Chart(flat).encode(x=alt.X(_escape_field(x), title=x, scale=scale), color=color)
+    line = base.mark_line(interpolate="step-after" if step else "linear")
+    layers = [
+        base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+        line.encode(y=alt.Y("mid:Q", title=y)),
+    ]
+    if limit is not None:
+        rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4])
+        layers.append(rule.encode(y="limit:Q", color=alt.value(VIOLATED_COLOR)))
+    middle = (data[x].min() * data[x].max()) ** 0.5 if log else data[x].max() / 2
+    for height, (name, at) in enumerate((marks or {}).items()):
+        spot = alt.Chart(pd.DataFrame({"at": [at], "name": [name]})).encode(x="at:Q")
+        side: dict[str, Any] = (
+            {"align": "right", "dx": -4} if at > middle else {"align": "left", "dx": 4}
+        )
+        text = spot.mark_text(y=-6 - 13 * height, color="currentColor", **side)
+        rule = spot.mark_rule(color=MUTED_COLOR, strokeDash=[2, 3])
+        layers += [rule, text.encode(text="name:N")]
+    return alt.layer(*layers)
+
+
+def plot_panels(
+    rows: pd.DataFrame | Sequence[Mapping[str, Any]], x: str, limits: Mapping[str, float | None],
+    marks: Mapping[str, float] | None = None, log: bool = True,
+) -> alt.TopLevelMixin:  # fmt: skip
+    """Plot the lines of each column in `limits`, two panels abreast; `marks` names values of `x`."""
+    data, columns = pd.DataFrame(rows), min(2, len(limits))
+    width = (CHART_WIDTH_PX - PANEL_GAP_PX * (columns - 1)) // columns
+    drawn = [
+        plot_lines(data[[x, y]], x, y, limit=limit, log=log, marks=marks).properties(
+            width=width, height=120
+        )
+        for y, limit in limits.items()
+    ]
+    return alt.concat(*drawn, columns=columns).resolve_scale(x="shared")
+
+
+def plot_day(scaling: AutoscalingPlan) -> alt.TopLevelMixin:
+    """Plot the requests/s of each hour as bars below the capacity of its replicas, which are named."""
+    hours = list(zip(scaling.rates, scaling.replicas, strict=True))
+    data = pd.DataFrame([*hours, hours[-1]], columns=["rate", "replicas"]).rename_axis("hour")
+    data["end"], data["taken"] = data.index + 1, data["replicas"] * scaling.max_replica_rps
+    data["named"] = data["replicas"].where(data["replicas"] != data["replicas"].shift())
+    colors = {"comes": CATEGORY_COLORS[0], "its replicas may take": CATEGORY_COLORS[1]}
+    base = alt.Chart(data.reset_index()).encode(
+        x=alt.X("hour:Q", title="hour", scale=alt.Scale(domain=[0, len(hours)])),
+        y=alt.Y("taken:Q", title="requests/s"),
     )
-    return alt.layer(*plot_band(base, alt.Y("mid:Q", title=y)), *plot_limit_line(limit))
+    bars = base.transform_filter(f"datum.hour < {len(hours)}").mark_bar(opacity=0.55)
+    text = base.transform_filter("datum.named > 0").mark_text(
+        align="left", dx=3, dy=-7, color="currentColor"
+    )
+    line, color = base.mark_line(interpolate="step-after"), encode_color("what:N", colors)
+    come, taken = (repr(kind) for kind in colors)
+    return alt.layer(
+        bars.transform_calculate(what=come).encode(
+            x2=alt.X2("end", title=""),
+            y=alt.Y("rate:Q", title="requests/s"),
+            y2=alt.datum(0),
+            color=color,
+        ),
+        line.transform_calculate(what=taken).encode(color=color),
+        text.encode(text="named:Q"),
+    ).properties(width=CHART_WIDTH_PX, height=190)
 
 
 def _escape_field(column: str) -> str:

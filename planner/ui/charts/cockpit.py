@@ -3,6 +3,8 @@
 Their colours are the page's CSS variables, so that one drawing serves light and dark.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +30,19 @@ _CONFIG: VegaSpec = {
 _DOT: VegaSpec = {
     "type": "point", "filled": True, "size": 90, "opacity": 1, "color": "var(--blue)",
 }  # fmt: skip
+
+
+PRINT_COLORS = {
+    "blue": "#3b7dd8", "ink": "#1d2330", "ink2": "#4a5261", "ink3": "#7b8494", "line": "#e3e6eb",
+    "line2": "#c9ced6", "warn-dot": "#e0802f",
+}  # fmt: skip
+"""What the page's variables are on paper."""
+
+
+def color_for_print(spec: VegaSpec) -> VegaSpec:
+    """Return a chart in the colours of paper, where the page's variables are unknown."""
+    text = re.sub(r"var\(--([\w-]+)\)", lambda name: PRINT_COLORS[name[1]], json.dumps(spec))
+    return dict(json.loads(text))
 
 
 def plot_latency_over_load(

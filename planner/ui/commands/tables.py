@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from planner.core.errors import PlannerError, require_extra
+from planner.core.errors import require_extra
 from planner.core.files import check_not_overwriting, check_replaceable
 from planner.core.text import format_count
 from planner.ui.commands.options import (
@@ -14,8 +14,6 @@ from planner.ui.commands.options import (
     print_message,
     watch_command,
 )
-
-CHART_MARK = "<!-- drawn by headroom"
 
 
 class ColumnHelpFormatter(argparse.HelpFormatter):
@@ -44,12 +42,12 @@ def run_predict(options: argparse.Namespace) -> int:
     from planner.tools.answer_store import AnswerStore, open_default_store
     from planner.tools.batch import answer_points, read_points, write_table
     from planner.tools.sweep_points import SweepPoints
-    from planner.ui.sweep_text import draw_sweep, format_sweep
+    from planner.ui.sweep_text import format_sweep
     from planner.ui.terminal import detect_style
 
     file = read_points(options.points, options.calibration, print_message)
     sweep = file if isinstance(file, SweepPoints) else None
-    out, picture = options.out, options.out.with_suffix(".svg")
+    out = options.out
     check_not_overwriting(file.files, filter(None, (out, options.store)))
     own = "point,set." if sweep else "id,status,error,", ""
     if out.suffix == ".parquet":
@@ -57,8 +55,6 @@ def run_predict(options: argparse.Namespace) -> int:
         with require_extra("parquet", "a .parquet file"):
             import pyarrow.parquet  # noqa: F401
     check_replaceable(out, *own, force=options.force)
-    if sweep:
-        check_replaceable(picture, "<svg", CHART_MARK, force=options.force)
     store = (
         AnswerStore(options.store, print_message)
         if options.store
@@ -67,19 +63,10 @@ def run_predict(options: argparse.Namespace) -> int:
     rows = answer_points(file, store, options.scheduler, options.workers, print_message)
     limits = sweep.fields.get("service_level") or {} if sweep else {}
     metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
-    chart = ""
-    try:
-        if sweep and (drawn := draw_sweep(rows, metrics)):
-            chart = f"{drawn}\n{CHART_MARK} predict -->\n"
-    except PlannerError as error:
-        print_message(str(error))
-    finally:  # the table is written however drawing ends
-        write_table(file, rows, out, chart)
+    write_table(file, rows, out)
     if sweep:
         print(format_sweep(rows, metrics, detect_style()))
-        has_cheapest = any(row.get("cheapest") for row in rows)
-        key = "hollow: at risk or missed" + "; ringed: the cheapest GPU" * has_cheapest
-        print(f"\ntable: {out}" + f", chart: {picture} ({key})" * bool(chart))
+        print(f"\ntable: {out}")
     failed = [row["error"] for row in rows if row["status"] == "error"]
     if failed:
         total = format_count(len(rows), "point")

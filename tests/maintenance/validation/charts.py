@@ -9,16 +9,16 @@ import pandas as pd
 from planner.ui.charts.base import (
     CATEGORY_COLORS,
     CHART_WIDTH_PX,
-    GAUGE_COLORS,
     MUTED_COLOR,
     OK_COLOR,
+    PANEL_GAP_PX,
     VIOLATED_COLOR,
     encode_color,
-    plot_band,
     split_intervals,
 )
-from planner.ui.charts.latency import compute_panel_width
 
+PANEL_WIDTH_PX = (CHART_WIDTH_PX - PANEL_GAP_PX) // 2
+GAUGE_COLORS = dict(zip(("running", "waiting"), CATEGORY_COLORS, strict=False))
 LOG_MATCH_COLORS = {"logged, inside": OK_COLOR, "logged, outside": VIOLATED_COLOR}
 
 
@@ -50,7 +50,7 @@ def plot_predicted_over_measured(
             base.mark_point(size=26).encode(y=alt.Y("mid:Q")),
         ]
         panels.append(
-            alt.layer(*layers).properties(width=compute_panel_width(2), height=205, title=title)
+            alt.layer(*layers).properties(width=PANEL_WIDTH_PX, height=205, title=title)
         )
     return alt.hconcat(*panels)
 
@@ -92,10 +92,11 @@ def plot_serving_curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.T
         base = alt.Chart(shown).encode(x=x)
         height = alt.Y("mid:Q", title=f"mean {quantity}", scale=scale, axis=axis)
         layers = [
-            *plot_band(base, height),
+            base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+            base.mark_line().encode(y=height),
             base.mark_point(color=CATEGORY_COLORS[1], size=45).encode(y=alt.Y("measured:Q")),
         ]
-        panels.append(alt.layer(*layers).properties(width=compute_panel_width(2), height=140))
+        panels.append(alt.layer(*layers).properties(width=PANEL_WIDTH_PX, height=140))
     return alt.hconcat(*panels)
 
 
