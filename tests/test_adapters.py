@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shipped import answer_of, plan_once, sampled
+from shipped import answer_of, plan_once
 
-from planner.analysis.batching_tables import compare_adapter_endpoints
 from planner.analysis.memory_sweeps import build_budget_table
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
@@ -333,31 +332,6 @@ OF_ADAPTERS = [
     [{"gpu": "H100-SXM", "at_most": 8}],
     [{"gpu": "L40S", "at_most": 8}, {"gpu": "L4", "at_most": 9}],
 ]
-
-
-@pytest.mark.parametrize("gpus", sampled(OF_ADAPTERS, OF_ADAPTERS[:1]))
-def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are(
-    gpus: list[dict[str, object]],
-) -> None:
-    found = compare_adapter_endpoints(parse_scenario({**ASKED, "gpus": gpus}, "adapters"))
-    assert (
-        found is not None
-        and found.break_even_adapters is not None
-        and found.break_even_adapters > 1
-    )
-    costs = found.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
-    assert (
-        costs["one for each"].is_monotonic_increasing
-        and costs["one for all"].is_monotonic_increasing
-    )
-    assert costs["one for each"][1] <= costs["one for all"][1], (
-        "merged into the weights it is no dearer"
-    )
-    assert costs["one for each"][40] >= 40 * found.dedicated_usd_per_hour > costs["one for all"][40]
-
-
-def test_without_adapters_endpoints_are_not_compared() -> None:
-    assert compare_adapter_endpoints(parse_scenario({**ASKED, "adapters": None}, "plain")) is None
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.search import Plan
 from planner.ui.chapter_views import list_framework_questions
 from planner.ui.charts import base as charts
-from planner.ui.charts import latency as charts_latency
-from planner.ui.charts import summary as charts_summary
+from planner.ui.charts import cockpit as charts_cockpit
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +100,6 @@ def test_a_line_has_its_interval_and_its_limit() -> None:
     assert 4.5 in drawn_rows(chart, "limit")
 
 
-def test_a_crowd_is_drawn_with_all_its_samples() -> None:
-    data = pd.DataFrame({"Seconds": [0.0, 1.0], "running": [3, 4], "waiting": [0, 9]})
-    (rows,) = charts_latency.plot_timelines({"burst": data}).to_dict()["datasets"].values()
-    assert sorted((row["kind"], row["requests"]) for row in rows) == [
-        ("running", 3), ("running", 4), ("waiting", 0), ("waiting", 9)
-    ]  # fmt: skip
-
-
 def test_labels_have_room_for_a_wider_font():
     """DejaVu Sans takes 246 px at 11 px where Liberation Sans takes 224 (measured in Chromium)."""
     label = "TP4 x 2 replicas, 8 x H100-SXM, FP8 weights"
@@ -124,9 +115,9 @@ def test_labels_have_room_for_a_wider_font():
 def test_the_plan_lies_inside_the_axes_of_its_curve() -> None:
     """A curve that ends before the plan's load must not push the plan out of the picture."""
     curve = [(load / 10, 0.1, 0.2, 0.4) for load in range(1, 18)]
-    chart = charts_summary.plot_load_curve(curve, "requests/s", 3.0, Interval(20, 26, 60), 1.0)
-    domain = chart.to_dict()["layer"][0]["encoding"]["x"]["scale"]["domain"]
-    assert domain == [0, 3.0]
+    chart = charts_cockpit.plot_latency_over_load(curve, 3.0, 1000.0, Interval(20, 26, 60), 364)
+    assert chart["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0, pytest.approx(3.09)]
+    assert "var(" not in str(charts_cockpit.color_for_print(chart))
 
 
 def test_no_curve_goes_through_a_load_that_the_closed_form_cannot_reach(

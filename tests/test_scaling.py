@@ -27,7 +27,7 @@ from planner.planning.billing import compare_billing, measure_budget, price_serv
 from planner.planning.scenario import Scenario, load_scenario, parse_scenario
 from planner.planning.scenario_schema import ApiEntry, BillingAlternativesEntry, ServerlessEntry
 from planner.planning.search import Plan, search_analytically, search_deployments
-from planner.ui.charts.summary import plot_day
+from planner.ui.charts.base import plot_day
 from planner.ui.plan_text import format_answer
 from planner.workload.daily_profile import build_daily_profile, load_daily_profiles
 
@@ -393,13 +393,8 @@ def test_the_answer_tells_the_day() -> None:
 
 def test_the_chart_draws_the_hours_below_what_their_replicas_may_take() -> None:
     _, found = planned()
-    rows = [
-        row
-        for rows in plot_day(found).to_dict()["datasets"].values()
-        for row in rows
-        if "rate" in row
-    ]
-    bars = {row["hour"]: row for row in rows if row["what"] == "comes"}
+    (rows,) = plot_day(found).to_dict()["datasets"].values()
+    bars = {row["hour"]: row for row in rows}
     assert [bars[k]["rate"] for k in range(24)] == list(found.rates)
     assert [bars[k]["replicas"] for k in range(24)] == list(found.replicas)
     assert all(row["rate"] <= row["taken"] * (1 + 1e-9) for row in bars.values())

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.analysis.speculation_tables import (
-    build_draft_table,
-    build_load_table,
-    describe_drafts,
     describe_paying_loads,
+    propose_drafts,
+    sweep_draft_loads,
     sweep_speedup,
 )
 from planner.core.errors import PlannerError
@@ -347,7 +346,10 @@ def paying_eagle3() -> tuple[Deployment, float]:
         "meta-llama/Llama-3.3-70B-Instruct", "H100-SXM", tp=4, quantization="fp8", max_model_len=8192,
         max_num_seqs=256, speculation=SpeculationConfig("eagle3", 3, 0.62),
     )  # fmt: skip
-    told = re.search(r"pay up to \*\*([\d.]+) requests/s", describe_paying_loads(drafted, CHATS))
+    told = re.search(
+        r"pay up to \*\*([\d.]+) requests/s",
+        describe_paying_loads(sweep_draft_loads(drafted, CHATS)),
+    )
     assert told is not None
     return drafted, float(told[1])
 
@@ -370,53 +372,47 @@ def test_up_to_the_load_that_is_told_drafts_pay_in_the_replay() -> None:
         ) == pays
 
 
-def test_loads_beyond_what_drafts_let_an_engine_serve_have_no_figure() -> None:
-    """The table goes to the most without drafts; where the queue grows with them it says so instead of a TPOT."""
+def test_loads_beyond_what_an_engine_serves_have_no_figure() -> None:
+    """The table goes to the most that either serves; where the queue grows there is no TPOT."""
     drafted, most = paying_eagle3()
-    rows = build_load_table(drafted, CHATS, 1200)
-    assert rows is not None
-    assert CHATS.rate in list(rows["Requests/s"])
-    for _, row in rows.iterrows():
-        capacity = evaluate(drafted, CHATS).performance.capacity.mid
-        growing = row["Requests/s"] >= capacity
-        assert (row["TPOT with (ms)"] == "growing") == growing
-        if not growing:
-            assert (row["TPOT with (ms)"] < row["TPOT without (ms)"]) == (row["Requests/s"] <= most)
+    swept = sweep_draft_loads(drafted, CHATS)
+    assert swept is not None
+    for name, served in (("with", drafted), ("without", replace(drafted, speculation=None))):
+        capacity = evaluate(served, CHATS).performance.capacity.mid
+        assert (swept[name].isna() == (swept["requests/s"] >= capacity * (1 - 1e-9))).all()
+    both = swept.dropna()
+    assert ((both["with"] < both["without"]) == (both["requests/s"] <= most * 1.01)).all()
 
 
 def test_drafts_that_always_pay_are_told_up_to_what_an_engine_serves() -> None:
     """Long contexts are read once for all drafts; so few slots leave arithmetic idle at every load."""
-    drafted, _ = paying_eagle3()
-    few = drafted.with_args(max_num_seqs=8)
-    told, capacity = (
-        describe_paying_loads(few, CHATS),
-        evaluate(few, CHATS).performance.capacity.mid,
+    few = paying_eagle3()[0].with_args(max_num_seqs=8)
+    capacity = evaluate(few, CHATS).performance.capacity.mid
+    told = re.search(
+        r"up to \*\*([\d.]+) requests/s", describe_paying_loads(sweep_draft_loads(few, CHATS))
     )
-    assert (
-        f"up to **{capacity:.2g} requests/s**" in told
-        and "all that engines with drafts serve" in told
-    )
-    closed = describe_paying_loads(few, replace(CHATS, rate=None, concurrency=4))
-    assert "**8 requests in flight**" in closed
+    assert told and float(told[1]) == pytest.approx(capacity, rel=0.04)
+    closed = sweep_draft_loads(few, replace(CHATS, rate=None, concurrency=4))
+    assert "**8 concurrent requests**" in describe_paying_loads(closed)
     single = replace(CHATS, output=LengthDistribution.from_constant(1))  # embeddings, scores
-    assert "no decode steps" in describe_paying_loads(few, single)
-    assert build_load_table(few, single, 1000) is None
+    assert sweep_draft_loads(few, single) is None
+    assert "no decode steps" in describe_paying_loads(None)
     never = replace(few, speculation=SpeculationConfig("eagle3", 3, 0.05))
-    assert describe_paying_loads(never, CHATS).startswith("Drafts pay at no load")
+    swept = sweep_draft_loads(never, CHATS)
+    assert describe_paying_loads(swept).startswith("Drafts pay at no load")
 
 
-def test_the_chapter_says_which_k_is_the_scenarios_and_which_the_plans() -> None:
-    drafted, _ = paying_eagle3()
+def test_the_chapter_says_whose_drafts_they_are() -> None:
     scenario = load_scenario("chat-70b")  # names EAGLE-3 with k = 3
+    drafted, _ = paying_eagle3()
     plain = replace(drafted, speculation=None)
-    assert "plan itself does without" in describe_drafts(scenario, plain, drafted)
-    shorter = replace(drafted, speculation=SpeculationConfig("eagle3", 1, 0.62))
-    told = describe_drafts(scenario, shorter, shorter)
-    assert told.startswith("eagle3 with k = 1 ") and "the scenario names k = 3" in told
-    assert "the plan uses them" in describe_drafts(scenario, drafted, drafted)
-    assert "scenario names none" in describe_drafts(
-        replace(scenario, speculation=None), plain, drafted
+    assert propose_drafts(scenario, plain) == (
+        drafted,
+        "eagle3 with k = 3 drafted tokens at 62% acceptance (the scenario's; the plan does without)",
     )
+    shorter = replace(drafted, speculation=SpeculationConfig("eagle3", 1, 0.62))
+    assert propose_drafts(scenario, shorter)[0] == shorter
+    assert "an example" in propose_drafts(replace(scenario, speculation=None), plain)[1]
 
 
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:
@@ -533,12 +529,9 @@ def test_a_draft_costs_sequences() -> None:
 
 
 def test_the_more_decode_at_once_the_fewer_drafts_are_worth_checking() -> None:
-    """Checking is free only while the step waits for the weights (SmartSpec, arXiv 2406.14066)."""
-    served = llama()
-    alone, full = (
-        build_draft_table(served, batch, 1000)["fastest k of 1 to 8"] for batch in (1, 384)
-    )
-    assert (full <= alone).all() and (full < alone).any()
+    swept = sweep_speedup(llama(), [1, 384], [0.6], range(1, 9), 1000)
+    fastest = swept.loc[swept.groupby("batch")["speedup"].idxmax()].set_index("batch")["k"]
+    assert fastest[384] < fastest[1]
 
 
 def test_the_surface_holds_every_combination() -> None:

@@ -16,7 +16,7 @@ from planner.analysis.sweep import MIN_SERVED_FRACTION, REQUESTS_PER_SWEEP_RUN
 from planner.core.errors import PlannerError
 from planner.planning.capacity import drop_rejected_requests, estimate_capacity
 from planner.planning.evaluation import saturate_workload
-from planner.planning.prediction import evaluate, get_memory_plan
+from planner.planning.prediction import get_memory_plan
 from planner.planning.scenario import load_scenario
 from planner.planning.simulation_runs import run_short_simulation, run_simulation, simulate_once
 from planner.simulator.kernel_types import EngineRules, RequestBatch, StepCostTable
@@ -178,22 +178,6 @@ def test_bursts_wait_longer_than_poisson_arrivals_and_those_longer_than_an_even_
     assert waits == sorted(waits, reverse=True)
 
 
-def test_a_surge_comes_in_the_second_third():
-    arrival = ramp_test.build_surge_workload(LOAD.with_rate(50.0), 3.0, 300.0).trace.arrival
-    counts = np.histogram(arrival, [0, 100, 200, 300])[0]
-    assert counts == pytest.approx([5000, 15000, 5000], abs=5 * 15000**0.5)
-
-
-def test_gauges_count_who_is_there(plan):
-    """Little's law: requests in flight, over time, are as many as arrive while one stays."""
-    seconds = 600.0
-    told, gauges = ramp_test.simulate_timeline(plan, replace(LOAD, burstiness=1.0), seconds)
-    inside = (gauges.running + gauges.waiting)[gauges["Seconds"] < seconds].mean()
-    run = simulate_once(plan, replace(LOAD, burstiness=1.0), round(LOAD.rate * seconds))
-    assert inside == pytest.approx(LOAD.rate * run.e2e.mean(), rel=0.1)
-    assert f"p99 TTFT {np.quantile(run.ttft, 0.99) * 1e3:,.0f} ms" in told
-
-
 def test_a_pipeline_with_steps_under_way_is_not_idle():
     rules = EngineRules(
         64, 2048, 4001, 8192, False, True, 0, False, False, False, np.array([[0, 16]])
@@ -207,20 +191,18 @@ def test_a_pipeline_with_steps_under_way_is_not_idle():
     assert (gauges.running[gauges.seconds < run.duration * 0.95] == n).mean() > 0.9
 
 
-def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan, tail):
-    steady = evaluate(plan, LOAD).performance
+def test_the_table_of_a_tail_says_what_holds(tail):
     at = tail.get("ttft", "p99")
     limits = [
         replace(CHAT.slo_targets[0], metric="ttft", percentile="p99", seconds=s)
         for s in (at.hi, at.mid, 1e-3)
     ]
-    row = tail_latency.build_latency_table(tail, limits, steady).iloc[0]
-    assert [said.rpartition(": ")[2] for said in row["Limit (ms)"].split(", ")[-3:]] == [
+    row = tail_latency.build_latency_table(tail, limits).iloc[0]
+    assert [said.rpartition(": ")[2] for said in row["limit (ms)"].split(", ")[-3:]] == [
         "met",
         "at risk",
         "missed",
     ]
-    assert row["p99, estimate (ms)"].mid == pytest.approx(row["p99 (ms)"].mid, rel=0.3)
 
 
 def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(plan):

@@ -40,11 +40,8 @@ from planner.ui.notebook_session import (
     save_changes,
     search_cached,
 )
-from planner.ui.notebook_widgets import show_table
 from planner.ui.pdf_report import write_report
-from planner.ui.plan_comparison import MAX_COMPARED_PLANS, build_plan_comparison
 from planner.ui.plan_panel import (
-    AFTER_SIMULATION,
     Page,
     build_other_row,
     build_page,
@@ -104,7 +101,6 @@ class Cockpit(anywidget.AnyWidget):
     answer = traitlets.Dict().tag(sync=True)
     charts = traitlets.Dict().tag(sync=True)
     others = traitlets.Dict().tag(sync=True)
-    compared = traitlets.Unicode().tag(sync=True)
     message = traitlets.Dict().tag(sync=True)
     handled = traitlets.Int().tag(sync=True)
     """The last message of the page that has been handled."""
@@ -124,7 +120,6 @@ class Cockpit(anywidget.AnyWidget):
         self._asked: Scenario | None = None
         self.fields: scenario_form.ScenarioFields = {}
         self._every_s, self.by_users, self._has_own_title = DEFAULT_ASK_EVERY_S, True, False
-        self._pinned: list[Scenario] = []
         self._past: list[scenario_form.ScenarioFields] = []
         first = start or (
             CURRENT_SCENARIO_FILE.name if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO
@@ -147,7 +142,6 @@ class Cockpit(anywidget.AnyWidget):
                 "statistics": list(scenario_form.STATISTIC_CHOICES),
                 "days": list(load_daily_profiles()),
                 "ranks": list(LORA_RANKS),
-                "max_compared": MAX_COMPARED_PLANS,
             },
         )
         self.on_msg(self._handle_message)
@@ -175,8 +169,6 @@ class Cockpit(anywidget.AnyWidget):
                 "save", lambda: self.save(content["name"], content.get("title", ""))
             ),
             "report": lambda: self._run_guarded("save", lambda: self.make_report(content["name"])),
-            "pin": lambda: self._run_guarded("compare", self.pin),
-            "unpin": self.unpin,
             # the same question again, after a simulation that failed
             "retry": lambda: self._run_guarded(
                 "start", lambda: self._ask(self.fields, self.scenario)
@@ -228,9 +220,7 @@ class Cockpit(anywidget.AnyWidget):
             else:
                 value = scenario_form.parse_quantity(value, units, name.replace("_", " "))
                 value = round(value) if name in WHOLE_NUMBERS else value
-        if name == "config":
-            name, value = "model", scenario_form.store_pasted_config(value)
-        elif name == "every":
+        if name == "every":
             self._every_s, name, value = value, "rate", values["users"] / value
         elif name == "users":
             name, value = "rate", value / self._every_s
@@ -281,7 +271,7 @@ class Cockpit(anywidget.AnyWidget):
             self.fields, self.scenario, self.plan = fields, scenario, plan
             with self.hold_sync():
                 self._show_controls()
-                self._show_plan(plan, shown)
+                self._show_plan(shown)
                 self.others = {}
             # the simulation runs on another core meanwhile
             self._timer = threading.Timer(DEBOUNCE_S, self._simulate_scenario, [asked])
@@ -306,10 +296,9 @@ class Cockpit(anywidget.AnyWidget):
             "can_undo": bool(self._past),
         }
 
-    def _show_plan(self, plan: Plan | None, shown: Page) -> None:
+    def _show_plan(self, shown: Page) -> None:
         self.answer = shown
         self._redraw(None)
-        self._compare(plan)
 
     def _redraw(self, _change: object) -> None:
         """Draw the charts for the page's width and target."""
@@ -334,18 +323,8 @@ class Cockpit(anywidget.AnyWidget):
             except Exception as error:  # otherwise the screen would wait forever
                 with self._lock:
                     if asked is self._asked:
-                        self.answer = {
-                            **self.answer,
-                            "state": "failed",
-                            "failure": f"The simulation failed: {error}"[:300],
-                            "say": ["From formulas, without a verdict."],
-                            "tiles": [
-                                {**tile, "note": "needs the simulation"}
-                                if tile["note"] == AFTER_SIMULATION
-                                else tile
-                                for tile in self.answer.get("tiles", ())
-                            ],
-                        }
+                        failure = f"The simulation failed: {error}"[:300]
+                        self.answer = {**self.answer, "state": "failed", "failure": failure}
                 return
         with self._lock:
             if asked is not self._asked:
@@ -355,7 +334,7 @@ class Cockpit(anywidget.AnyWidget):
                 if plan.scenario.found_figure:
                     self._show_controls()
                 wrong = {name: v for name, v in self.answer.items() if name == "error"}
-                self._show_plan(plan, {**self._build_page(plan), **wrong})
+                self._show_plan({**self._build_page(plan), **wrong})
         if not plan.scenario.found_figure:
             self._search_others(asked, plan)
 
@@ -449,7 +428,7 @@ class Cockpit(anywidget.AnyWidget):
                     if near
                     else str(error)
                 )
-                asks = field not in ("save", "compare")
+                asks = field != "save"
                 shown = self.answer if self._asked else {**NO_ANSWER, "failure": str(error)}
                 self.answer = {
                     **shown,
@@ -499,30 +478,6 @@ class Cockpit(anywidget.AnyWidget):
             self.message = {"text": "Report:", "files": [[f"../../files/{where}", str(where)]]}
         except PlannerError as error:
             self.message = {"text": f"Report: {error}"}
-
-    def pin(self) -> None:
-        """Compare the plan with those that follow."""
-        if len(self._pinned) + 1 >= MAX_COMPARED_PLANS:
-            raise PlannerError(f"up to {MAX_COMPARED_PLANS} questions are compared")
-        self._pinned.append(self.scenario)
-        self._compare(self.plan)
-
-    def unpin(self) -> None:
-        """Stop comparing."""
-        self._pinned.clear()
-        self.compared = ""
-
-    def _compare(self, plan: Plan | None) -> None:
-        """Show the pinned questions beside this one, once it is simulated."""
-        if not self._pinned:
-            return
-        if plan is None or self.answer.get("state") != "final":
-            self.compared = "<p>Compared after the simulation.</p>"
-        elif self.scenario == self._pinned[-1]:
-            self.compared = "<p>Held. Change the question to compare its answer.</p>"
-        else:
-            plans = [*map(search_cached, self._pinned), plan]
-            self.compared = show_table(build_plan_comparison(list(map(build_answer, plans)))).html
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """Show the answer in words where no widget can be shown."""

@@ -27,7 +27,6 @@ SHIPPED_LINE = "const SHIPPED = [];"
 """The line of the extension's script that `build_extension` replaces."""
 MADE_BY_USE = (".yaml", ".json")
 """Suffixes of files that the cockpit writes beside the notebooks of a checkout."""
-LISTED_FILES_MAX = 5
 CONTENT_POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:;"
     " connect-src 'self' data: blob: ws: wss:; form-action 'self'; frame-ancestors 'self'"
@@ -60,11 +59,9 @@ def open_lab(place: Path, options: Sequence[str] = ()) -> None:
 
     program = get_program_name()
     if kept := copy_notebooks(place):
-        more = f" and {len(kept) - LISTED_FILES_MAX} more" if len(kept) > LISTED_FILES_MAX else ""
-        names = ", ".join(map(str, kept[:LISTED_FILES_MAX]))
         print(
-            f"{program}: {place}: kept your own {names}{more}; notebooks among them do not run when"
-            " they are opened"
+            f"{program}: {place}: kept your own {', '.join(map(str, kept))}; notebooks among them do"
+            " not run when they are opened"
         )
     print(f"{program}: notebooks in {place}", flush=True)
     with (

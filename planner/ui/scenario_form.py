@@ -1,8 +1,6 @@
 """Convert between the fields of a scenario file and the values of the cockpit's controls."""
 
 import copy
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,7 +12,6 @@ from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
 from planner.core.number_format import format_limit_seconds, format_number
-from planner.core.readers import parse_json
 from planner.core.text import format_count
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
@@ -224,23 +221,17 @@ def apply_control(
 
 def write_title(scenario: Scenario) -> str:
     """Return the question of a scenario in a sentence, for one that was changed by controls."""
-    workload = scenario.workload
-    gpus = " or ".join(candidate.gpu.name for candidate in scenario.gpus)
+    load, gpus = scenario.workload, " or ".join(candidate.gpu.name for candidate in scenario.gpus)
     targets = ", ".join(f"{t.name} {format_limit_seconds(t.seconds)}" for t in scenario.slo_targets)
-    within = f" within {targets}" if targets else ""
+    within = f" within {targets}" * bool(targets and scenario.open_figure != "limit")
     if scenario.open_figure in ("rate", "concurrency"):
         return f"How much traffic does {scenario.model} serve on {gpus}{within}?"
-    load = (
-        f"{workload.num_prompts:,} requests within their deadline"
-        if scenario.offline and workload.num_prompts
-        else f"{format_number(workload.rate, 3)} requests/s"
-        if workload.rate
-        else format_count(workload.concurrency or 0, "concurrent request")
+    traffic = (
+        f"{format_number(load.rate, 3)} requests/s"
+        if load.rate
+        else format_count(load.num_prompts or load.concurrency or 0, "request")
     )
-    if scenario.open_figure:
-        target = scenario.slo_targets[0].name
-        return f"How short a {target} does {scenario.model} on {gpus} keep under {load}?"
-    return f"What does it take to serve {scenario.model} on {gpus} to {load}{within}?"
+    return f"What does it take to serve {scenario.model} on {gpus} to {traffic}{within}?"
 
 
 def _drop_fields(workload: ScenarioFields, names: Iterable[str]) -> None:
@@ -297,19 +288,6 @@ def get_scenario_file(name: str) -> Path:
     if not re.fullmatch(r"[\w][\w. -]{0,80}", name.strip()):
         raise PlannerError(f"a name has letters, digits, dots, dashes and blanks, got {name!r:.90}")
     return Path(f"{name.strip().removesuffix('.yaml')}.yaml")
-
-
-def store_pasted_config(config: str) -> str:
-    """Write a pasted `config.json` to a file and return its path, which names a model."""
-    value = parse_json(config, "the pasted config.json")
-    if not isinstance(value, dict) or not value:
-        raise PlannerError('the pasted config.json: expected an object such as {"model_type": ...}')
-    kind = re.sub(r"\W", "", str(value.get("model_type", "model")))[:40]
-    text = json.dumps(value, indent=1)
-    path = Path(f"config-{kind}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json").resolve()
-    with replace_atomically(path) as (part,):
-        part.write_text(text, encoding="utf-8")
-    return str(path)
 
 
 SECOND_UNITS: Mapping[str, float] = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}

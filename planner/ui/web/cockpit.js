@@ -54,7 +54,7 @@ function render({model, el}) {
     waiting = setTimeout(() => { waiting = null; lost(); }, ANSWER_LIMIT_MS);
     model.send({...content, ticket: ++ticket});
     el.classList.add('hr-asking');
-    if (content.do !== 'save' && content.do !== 'report' && !content.do.endsWith('pin')) outdate(true);
+    if (content.do !== 'save' && content.do !== 'report') outdate(true);
   };
   const flush = () => {
     if (waiting || !Object.keys(pending).length) return;
@@ -88,7 +88,7 @@ function render({model, el}) {
       <div class="brand">${LOGO}<b>Headroom</b><select class="field start" aria-label="Start from"></select></div>
       <div data-field="start"></div>
       <h3>Model</h3>
-      <div data-field="model"><input class="field" aria-label="Model" data-name="model" list="hr-models" spellcheck="false"><datalist id="hr-models"></datalist></div>
+      <div data-field="model"><input class="field" aria-label="Model" data-name="model" list="hr-models" title="A name on the Hub, or the path of a config.json" spellcheck="false"><datalist id="hr-models"></datalist></div>
       <h3>Traffic <small class="rate"></small></h3>
       <div class="seg loads" role="group" aria-label="Load"></div>
       <div class="load-rows" hidden></div>
@@ -112,7 +112,6 @@ function render({model, el}) {
       <form class="card pad save" hidden><label>Title <input class="field" name="title"></label><label>File <input class="field" name="file" value="my-question"></label><button class="btn pri">Save as scenario</button><div data-field="save"></div></form>
       <div class="card pad said" role="status" hidden></div>
       <div class="tiles"></div>
-      <div class="card pad compared" hidden></div>
       <div class="two"><div class="card pad targets"></div><div class="card pad latency"></div></div>
       <div class="two stacks"><div><div class="card pad"><div class="options"></div><div class="gpus-too"></div></div><div class="card pad changes"></div></div><div><div class="card pad cost"></div><div class="card pad memory"></div><div class="card pad command"></div></div></div>
       <div class="card pad day" hidden></div>
@@ -165,8 +164,7 @@ function render({model, el}) {
   $('.more').append(choice('Engine', 'engine'), choice('Version', 'engine_version'), chips('Weights', 'quantization'), chips('KV cache', 'kv_cache_dtype'),
     make('<label class="check spec"><input type="checkbox" data-name="speculation"> Allow speculative decoding</label>'),
     field('Day', 'day', 'list="hr-days" placeholder="a profile, a trace file, 24 figures"'), make('<datalist id="hr-days"></datalist>'),
-    field('LoRA adapters', 'adapters'), choice('Largest rank', 'rank'), field('Skew (Zipf)', 'zipf'),
-    make('<div data-field="config"><label>config.json of another model<textarea class="field" rows="4" aria-label="config.json" data-name="config" spellcheck="false"></textarea></label></div>'));
+    field('LoRA adapters', 'adapters'), choice('Largest rank', 'rank'), field('Skew (Zipf)', 'zipf'));
 
   const choices = () => {
     const c = get('choices');
@@ -250,7 +248,7 @@ function render({model, el}) {
   el.addEventListener('keydown', event => {
     if (event.key === 'Enter' && event.target.matches('input:not([type=range])') && !event.target.form) event.target.blur();
     if (event.key === 'Escape' && event.target.form) $('.save').hidden = true;
-    if (event.key === 'z' && (event.ctrlKey || event.metaKey) && !event.target.matches('input:not([type=range]), textarea')) { event.preventDefault(); send({do: 'undo'}); }
+    if (event.key === 'z' && (event.ctrlKey || event.metaKey) && !event.target.matches('input:not([type=range]))) { event.preventDefault(); send({do: 'undo'}); }
   });
   $('.save').addEventListener('submit', event => {
     event.preventDefault();
@@ -275,7 +273,7 @@ function render({model, el}) {
     place.className = `card verdict v-${tone} ${a.state !== 'final' ? 'open' : ''} ${stale ? 'stale' : ''}`;
     const meta = failed ? a.failure : stale ? 'answer to the question before' : a.meta;
     const buttons = `<div class="acts">${get('controls').can_undo ? '<button class="btn" data-key="undo" data-act="undo" title="Ctrl-Z">Back</button>' : ''}${failed ? '<button class="btn pri" data-key="retry" data-act="retry">Try again</button>' : ''}
-      <button class="btn" data-key="pin" data-act="pin">Compare</button><button class="btn" data-key="save" data-act="save">Save</button><button class="btn ${failed ? '' : 'pri'}" data-key="report" data-act="report">Report</button></div>`;
+      <button class="btn" data-key="save" data-act="save">Save</button><button class="btn ${failed ? '' : 'pri'}" data-key="report" data-act="report">Report</button></div>`;
     redraw(place, `<div><div class="pillrow"><span class="pill"><svg viewBox="0 0 12 12" aria-hidden="true"><path d="${ICONS[tone]}"/></svg>${esc(a.word)}</span><span class="meta">${esc(meta)}</span></div>
       ${computing ? `<i class="bone w40"></i><i class="bone w80"></i><i class="bone w60"></i>` : `<h2 class="head">${esc(a.head)} <span>${esc(a.sub)}</span></h2><p class="say">${(a.say || []).map((line, k) => k ? esc(line) : `<b>${esc(line)}</b>`).join(' ')}</p>`}</div>
       <div class="price">${computing ? '<i class="bone"></i>' : `${a.month ? `<div class="big">${esc(a.month)} <small>${esc(a.period)}</small></div>` : ''}<div class="sub">${esc(a.hour)}</div>`}${buttons}</div>`);
@@ -334,19 +332,14 @@ function render({model, el}) {
     $$('.wrong').forEach(each => each.remove());
     $$('.invalid').forEach(each => each.classList.remove('invalid'));
     if (!error) return;
-    const name = {seller: 'tier', at_most: 'gpus', every: 'every', find_max: 'rate', compare: 'save', engine: 'model', quantization: 'model'}[error.field] || error.field;
+    const name = {seller: 'tier', at_most: 'gpus', every: 'every', find_max: 'rate', engine: 'model', quantization: 'model'}[error.field] || error.field;
     const place = $(`[data-field="${CSS.escape(name)}"]`) || $('[data-field="start"]');
-    if (error.field === 'save' || error.field === 'compare') $('.save').hidden = false;
+    if (error.field === 'save') $('.save').hidden = false;
     if (place.closest('details')) place.closest('details').open = true;
     place.classList.add('invalid');
     place.append(make(`<div class="wrong" role="alert">${esc(error.text)}${error.near.length ? `<div class="pick">${error.near.map(each => `<button data-near="${error.field}" data-value="${esc(each)}">${esc(each)}</button>`).join('')}</div>` : ''}</div>`));
   };
   const answer = () => { card(); tiles(); options(); memory(); why(); charts(); others(); errors(); };
-  const compared = () => {
-    const html = model.get('compared');
-    $('.compared').hidden = !html;
-    redraw($('.compared'), html ? `<div class="t">Side by side <small><button class="link" data-key="unpin" data-act="unpin">Stop comparing</button></small></div><div class="wide">${html}</div>` : '');
-  };
   const message = () => {
     const m = get('message');
     $('.said').hidden = !m.text;
@@ -358,7 +351,6 @@ function render({model, el}) {
   on('answer', answer)();
   on('charts', charts)();
   on('others', others)();
-  on('compared', compared)();
   on('message', message)();
 
   // ---- theme and size

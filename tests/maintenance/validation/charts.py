@@ -49,9 +49,7 @@ def plot_predicted_over_measured(
             base.mark_rule(opacity=0.45, strokeWidth=1.5).encode(y=alt.Y("lo:Q"), y2="hi"),
             base.mark_point(size=26).encode(y=alt.Y("mid:Q")),
         ]
-        panels.append(
-            alt.layer(*layers).properties(width=PANEL_WIDTH_PX, height=205, title=title)
-        )
+        panels.append(alt.layer(*layers).properties(width=PANEL_WIDTH_PX, height=205, title=title))
     return alt.hconcat(*panels)
 
 
