@@ -124,7 +124,6 @@ def show_everywhere(answer: Answer) -> dict[str, str]:
         *tables.build_relaxation_table(answer).astype(str).to_numpy().ravel(),
         tables.explain_choice(answer),
         tell_measure_first(answer),
-        tables.summarize_plan(answer),
     ]
     return {
         "terminal": " ".join(format_answer(answer, detailed=True).split()),

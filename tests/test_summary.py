@@ -63,7 +63,7 @@ def test_a_lost_replica_is_replayed_without_headroom() -> None:
 
 def test_what_would_pass_passes() -> None:
     stuck = plan(ttft=8, rate=2)
-    assert stuck.chosen is None and "No plan meets" in tables.summarize_plan(answer_of(stuck))
+    assert stuck.chosen is None
     limit = (
         tables.build_relaxation_table(answer_of(stuck))
         .set_index("change")

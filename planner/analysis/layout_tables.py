@@ -13,7 +13,6 @@ import pandas as pd
 
 from planner.analysis.sweep import Row, sweep
 from planner.core.errors import PlannerError
-from planner.core.number_format import format_number
 from planner.core.units import GB, GIB
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
@@ -24,7 +23,6 @@ from planner.memory.memory_plan import MemoryPlan, get_memory_plan
 from planner.parallelism.communication import estimate_collectives
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
-from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
 from planner.planning.evaluation import (
     compute_offered_rps,
@@ -297,25 +295,6 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
 
     spans = (range(max(n - GRID_RADIUS_WORKERS, 1), n + GRID_RADIUS_WORKERS + 1) for n in planned)
     return sweep(dict(zip(("prefill workers", "decode workers"), spans, strict=True)), _read)
-
-
-def describe_kv_transfer(plan: Plan, best: Candidate) -> str:
-    """Describe the KV transfer of a mean prompt."""
-    bandwidth, s_per_token = estimate_kv_transfer(*best.prediction.pools)
-    prompt, rate = plan.scenario.workload.prompt.mean, plan.scenario.workload.rate
-    size = s_per_token * bandwidth * prompt
-    kv_bytes = max(
-        get_memory_plan(pool).layout.kv_bytes_per_token / pool.num_engine_instances
-        for pool in best.prediction.pools
-    )
-    text = (
-        f"A prompt of {prompt:,.0f} tokens leaves {format_number(size / GIB)} GiB of KV cache on a GPU, which"
-        f" takes {format_number(s_per_token * prompt * 1e3)} ms at {format_number(bandwidth / GB)} GB/s."
-    )
-    if not rate:
-        return text
-    traffic = rate * kv_bytes * prompt / GB
-    return f"{text} At {format_number(rate)} requests/s the busiest link carries {format_number(traffic)} GB/s."
 
 
 def find_best_pools(plan: Plan) -> Candidate | None:

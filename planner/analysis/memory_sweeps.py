@@ -1,12 +1,11 @@
 """Tables of the VRAM chapter: terms of the budget, the KV equation, sequences, formats, tenants."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from planner.analysis.sweep import Row, cap_at_zero, read_memory, sweep
+from planner.analysis.sweep import Row, cap_at_zero, sweep
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
@@ -15,7 +14,7 @@ from planner.latency.step_model import build_step_model
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.kv_cache import assign_stage_layers, resolve_kv_cache_dtype
 from planner.memory.layer_caches import LayerCache, get_kv_element_bytes, list_mixer_caches
-from planner.memory.memory_plan import MemoryPlan, find_safe_memory_utilization, plan_memory
+from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.memory.weights import compute_stage_bytes
 from planner.models.architecture import (
     DecoderLayer,
@@ -77,21 +76,6 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
         }  # fmt: skip
 
     return sweep({"format": formats}, _read)
-
-
-def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
-    """Return the largest safe utilization, and its KV cache, beside other processes on the GPU."""
-
-    def _read(gib: float) -> Row:
-        shared = replace(deployment, other_tenants_bytes=round(gib * GIB))
-        safe = find_safe_memory_utilization(shared)
-        row = read_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else {}
-        return {
-            "gpu_memory_utilization": safe, "KV cache (GiB)": row.get("KV cache (GiB)", 0),
-            "status": row.get("status", "does not fit"),
-        }  # fmt: skip
-
-    return sweep({"other tenants (GiB)": tenants_gib}, _read)
 
 
 def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: float) -> str:

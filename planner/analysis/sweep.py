@@ -116,16 +116,6 @@ def sweep_tails(
     return sweep_args(deployment, {name: values}, _read)
 
 
-def read_memory(deployment: Deployment) -> Row:
-    """Return the KV cache, the sequences of max_model_len that it holds, and how it starts."""
-    memory = get_memory_plan(deployment)
-    return {
-        "KV cache (GiB)": cap_at_zero(memory.kv_available),
-        "sequences of that length": memory.max_concurrency,
-        "status": memory.status.replace("_", " "), "reason": memory.reason,
-    }  # fmt: skip
-
-
 def cap_at_zero(size: Interval) -> Interval:
     """Return a size in GiB, at least 0."""
     return size.map_monotone(lambda value: max(value, 0.0) / GIB)

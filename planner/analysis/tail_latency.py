@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import pandas as pd
 
 from planner.analysis.sweep import (
-    MIN_SERVED_FRACTION,
     REQUESTS_PER_SWEEP_RUN,
     Row,
     get_wait_ms,
@@ -88,12 +87,6 @@ def sweep_utilization(
         return row
 
     return sweep({"Utilization (%)": [share * 100 for share in shares]}, _read)
-
-
-def select_stable_rows(swept: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows of a sweep in which the deployment keeps up; all if it never does."""
-    stable = swept[[value.mid >= 100 * MIN_SERVED_FRACTION for value in swept["Served (%)"]]]
-    return stable if len(stable) > 1 else swept
 
 
 def sweep_autoscaler_signals(

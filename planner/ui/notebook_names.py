@@ -6,7 +6,7 @@ _BY_MODULE: Mapping[str, str] = {
     "analysis.batching_tables": "get_slo_column sweep_batch",
     "analysis.layout_tables": (
         "build_collectives_table build_shape_table build_slo_table compare_pools "
-        "describe_kv_transfer describe_layout_rules describe_pools find_best_pools list_shapes "
+        "describe_layout_rules describe_pools find_best_pools list_shapes "
         "sweep_pool_sizes"
     ),
     "analysis.load_ramp": "run_load_ramp",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from planner.core.files import (
     check_not_overwriting,
     ensure_folder,
     get_report_date,
-    replace_atomically,
     write_pickle,
 )
 from planner.core.progress import get_progress_watch
@@ -29,13 +27,7 @@ from planner.tools.fleet import tables as fleet_tables
 from planner.ui.decision_memo import build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.notebook_session import KEPT_ANSWER, search_cached
-from planner.ui.plan_comparison import (
-    build_plan_titles,
-    check_plan_count,
-    describe_cheapest_plan,
-)
 from planner.ui.plan_files import check_plan_folder, write_plan_files, write_plan_folders
-from planner.ui.plan_tables import summarize_plan
 from planner.ui.plan_text import format_answer
 from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
 
@@ -91,44 +83,6 @@ def write_report(
     parameters = {"scenario": str(path.resolve()), "time_limit_s": left_s}
     with _typeset_notebooks(plan, parameters, shown, left_out_tags, answer) as report:
         write_plan_files(answer, out, report)
-    return out / "report.pdf"
-
-
-def write_comparison_report(
-    names: Sequence[str | Path], out: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    show_answer: Callable[[str], object] = print,
-) -> Path:  # fmt: skip
-    """Write a PDF that compares 2 to `MAX_COMPARED_PLANS` scenarios to the folder `out`.
-
-    `overrides` sets fields of all scenarios. Returns the path of the PDF.
-    """
-    check_plan_count(names)
-    scenarios = [load_scenario(name, overrides) for name in names]
-    out = (
-        out or Path("reports") / "-against-".join(find_scenario_file(name).stem for name in names)
-    ).resolve()
-    check_not_overwriting(
-        [path for scenario in scenarios for path in scenario.files], [out / "report.pdf"]
-    )
-    plans = [search_cached(scenario) for scenario in scenarios]
-    ensure_folder(out)
-    answers = [build_answer(plan, SUMMARY_PARTS) for plan in plans]
-    for answer in answers:
-        show_answer(format_answer(answer))
-    titles = build_plan_titles(answers)
-    facts = [[name, summarize_plan(answer)] for name, answer in zip(titles, answers, strict=True)]
-    title = {
-        "name": " against ".join(titles),
-        "question": "Several questions, answered side by side.",
-    }
-    title |= {"verdict": describe_cheapest_plan(answers), "spare": ""}
-    notebook, page = NOTEBOOK_DIR / "compare.ipynb", _build_page(title, facts)
-    with (
-        _typeset_notebooks(plans, {}, [notebook], ["live"], page) as path,
-        replace_atomically(out / "report.pdf") as (part,),
-    ):
-        shutil.copyfile(path, part)
     return out / "report.pdf"
 
 

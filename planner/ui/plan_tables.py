@@ -8,9 +8,7 @@ import pandas as pd
 from planner.answers import Answer, Offer, Performance, words
 from planner.answers.answer import Relaxation, is_same_price
 from planner.core.intervals import Interval
-from planner.core.number_format import EN_DASH, format_number, format_usd
-from planner.core.text import capitalize
-from planner.planning.scenario import Scenario
+from planner.core.number_format import EN_DASH, format_number
 from planner.planning.slo import SloTarget, format_latency, list_benchmark_targets
 
 RELAXED = {
@@ -33,48 +31,6 @@ def compare_engines(answer: Answer) -> pd.DataFrame:
         for offer in answer.by_engine
     ]
     return pd.DataFrame(rows, columns=["engine", "best deployment", "USD per hour", "verdict"])
-
-
-def summarize_plan(answer: Answer) -> str:
-    """Summarize a plan in a few sentences: what to rent, SLO status and free capacity."""
-    scenario, chosen, best = answer.scenario, answer.chosen, answer.best
-    if chosen is None:
-        closest = answer.binding.sentence
-        if best:
-            closest = f"The closest is {_describe_offer(best)}, but {words.explain_shortfall(best)}"
-        return f"No plan meets the targets. {closest.rstrip('.')}."
-    free = chosen.free_capacity
-    spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
-    kept = "is done in time" if scenario.offline else "meets every target"
-    figure = words.explain_open_figure(answer)
-    first = [f"{capitalize(figure)}." if figure else "", words.explain_api(answer)]
-    text = "".join(f"{each} " for each in first if each)
-    text += f"Run {_describe_offer(chosen)}. It {kept} with a probability of {words.format_odds(chosen)}"
-    safer = ""
-    if answer.safer:
-        safer = f" Safer, with {words.format_odds(answer.safer)}: {_describe_offer(answer.safer)}."
-    if answer.verdict == "holds":
-        return f"{text}.{spare}{safer}"
-    reasons = "; ".join(answer.reasons)
-    return f"{text}; {scenario.confidence:.0%} were asked for: {reasons}.{spare}{safer}"
-
-
-def _describe_offer(offer: Offer) -> str:
-    """Describe a deployment and its price, if known."""
-    usd = offer.usd_per_hour
-    if usd is None or offer.bill is None:
-        return offer.description
-    period = "for the job" if offer.run_hours else "a month"
-    return f"{offer.description} for ${usd.mid:,.2f} an hour, {format_usd(offer.bill)} {period}"
-
-
-def describe_scenario(scenario: Scenario) -> str:
-    """Describe model and traffic in a line; offline as work with a deadline."""
-    traffic, total = str(scenario.workload), scenario.workload.num_prompts
-    if hours := scenario.deadline_hours:
-        rest = traffic.partition("; ")[2]
-        traffic = f"{total:,} requests within {format_number(hours)} hours; {rest}"
-    return f"{scenario.model}; {traffic}"
 
 
 def explain_choice(answer: Answer) -> str:

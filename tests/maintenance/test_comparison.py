@@ -1,16 +1,14 @@
-"""Answers side by side: what is asked otherwise, figures that are each plan's own, and a PDF of them."""
+"""Answers side by side: what is asked otherwise, figures that are each plan's own."""
 
 from dataclasses import replace
 
 import pytest
-from pypdf import PdfReader
 
 from planner.answers import build_answer
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
-from planner.ui.pdf_report import write_comparison_report
 from planner.ui.plan_comparison import (
     MAX_COMPARED_PLANS,
     build_plan_comparison,
@@ -99,17 +97,3 @@ def test_of_equal_prices_the_safe_one_is_named(plans):
     assert describe_cheapest_plan(answers_of([risky, holds])).endswith(
         "as much as a-first (at risk)."
     )
-
-
-@pytest.mark.slow
-def test_a_pdf_holds_them_side_by_side(tmp_path):
-    pdf = write_comparison_report([SMALL, "chat-70b"], tmp_path)
-    text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
-    for said in (
-        f"{SMALL} against chat-70b",
-        "Side by side",
-        "USD per hour",
-        "costs least",
-        "Figure 3",
-    ):
-        assert said in text

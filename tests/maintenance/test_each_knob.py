@@ -2,13 +2,7 @@
 
 import pytest
 
-from planner.analysis.sensitivity import (
-    MEASURE_DIRECTIONS,
-    MEASURE_LABELS,
-    PLAN_LABEL,
-    compute_knob_effects,
-    sweep_knobs,
-)
+from planner.analysis.sensitivity import MEASURE_DIRECTIONS, sweep_knobs
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_analytically
@@ -22,29 +16,36 @@ def plan():
 
 @pytest.fixture(scope="module")
 def turned(plan):
-    return sweep_knobs(plan.scenario, plan.chosen).set_index(["knob", "setting"])
+    return sweep_knobs(plan.scenario, plan.chosen).set_index(["knob", "measure"])
 
 
 def test_figures_are_those_of_the_changed_deployment(plan, turned):
     deployment = plan.chosen.deployment
     half = deployment.with_args(max_num_seqs=deployment.args.max_num_seqs // 2)
-    found = evaluate_candidate(plan.scenario, half, half.layout.replicas).prediction.performance
-    row = turned.loc[("max_num_seqs", f"{half.args.max_num_seqs}")]
-    assert row["p95 TTFT (ms)"] == pytest.approx(found.ttft["p95"].mid * 1e3)
-    assert row["output tokens/s at most"] == pytest.approx(
-        found.capacity.mid * plan.scenario.workload.output.mean
+    own, found = (
+        evaluate_candidate(plan.scenario, each, each.layout.replicas).prediction.performance
+        for each in (deployment, half)
     )
+    changes = turned["change"].loc[f"max_num_seqs: {half.args.max_num_seqs}"]
+    assert changes["TTFT p95"] == pytest.approx(found.ttft["p95"].mid / own.ttft["p95"].mid - 1)
+    assert changes["throughput"] == pytest.approx(found.capacity.mid / own.capacity.mid - 1)
 
 
 def test_directions_are_those_of_the_physics(turned):
-    base = turned.loc[(PLAN_LABEL, "")]
-    pool, served, cost = (MEASURE_LABELS[name] for name in ("KV cache", "throughput", "cost"))
-    assert turned.loc[("gpu_memory_utilization", "0.95"), pool] > base[pool]
-    assert turned.loc[("gpu_memory_utilization", "0.8"), pool] < base[pool]
-    assert turned.loc[("replicas", "2"), served] == pytest.approx(2 * base[served], rel=0.01)
-    assert turned.loc[("replicas", "2"), cost] == pytest.approx(base[cost], rel=0.01)
-    assert turned.loc[("enforce_eager", "True"), served] < base[served]
-    assert turned.loc[("tensor parallel", "8"), MEASURE_LABELS["ITL"]] < base[MEASURE_LABELS["ITL"]]
+    change = turned["change"]
+    assert change["gpu_memory_utilization: 0.95", "KV cache"] > 0
+    assert change["gpu_memory_utilization: 0.8", "KV cache"] < 0
+    assert change["replicas: 2", "throughput"] == pytest.approx(1, rel=0.01)
+    assert change["replicas: 2", "cost"] == pytest.approx(0, abs=0.01)
+    assert change["enforce_eager: True", "throughput"] < 0
+    assert change["tensor parallel: 8", "ITL p99"] < 0
+
+
+def test_effects_say_what_helps(turned):
+    for (_, measure), row in turned[turned["change"].abs() < 1e6].iterrows():
+        benefit = MEASURE_DIRECTIONS[measure] * row["change"]
+        effect = "same" if abs(benefit) < 0.005 else "helps" if benefit > 0 else "hurts"
+        assert row["effect"] == effect
 
 
 def legal(scenario):
@@ -57,7 +58,7 @@ def test_one_gpu_has_no_half():
     asked = load_scenario("edge-8b-24gb")
     single = next(one for one, *_ in legal(asked) if one.layout.tp == 1)
     turned = sweep_knobs(asked, evaluate_candidate(asked, single, 1))
-    assert "0" not in set(turned.loc[turned["knob"] == "tensor parallel", "setting"])
+    assert "tensor parallel: 0" not in set(turned["knob"])
 
 
 def test_experts_stay_over_all_ranks_of_attention_data_parallelism():
@@ -69,15 +70,4 @@ def test_experts_stay_over_all_ranks_of_attention_data_parallelism():
     asked = load_scenario("chat-70b", changes)
     wide = next(one for one, *_ in legal(asked) if one.layout.dp == 8 and one.layout.ep == 8)
     turned = sweep_knobs(asked, evaluate_candidate(asked, wide, 1))
-    assert {"max_num_seqs", "replicas"} <= set(turned["knob"])
-
-
-def test_effects_say_what_helps(plan, turned):
-    told = compute_knob_effects(turned.reset_index())
-    assert set(told["measure"]) == set(MEASURE_DIRECTIONS)
-    finite = told[told["change"].abs() < 1e6]
-    for _, row in finite.iterrows():
-        assert row["benefit"] == pytest.approx(MEASURE_DIRECTIONS[row["measure"]] * row["change"])
-    eager = told[told["knob"] == "enforce_eager: True"].set_index("measure")
-    if turned.loc[("enforce_eager", "True"), "note"] == "overloaded":
-        assert eager.loc["TTFT", "told"] == "overloaded"
+    assert {"max_num_seqs", "replicas"} <= {knob.partition(":")[0] for knob in turned["knob"]}

@@ -73,9 +73,9 @@ def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
         third.pool.layout.kv_bytes_per_token,
     )
     shared = build_kv_table(plan_memory(deploy_on("google/gemma-4-E4B", "H100"))).set_index(
-        "one layer keeps"
+        "kind of layer"
     )["layers"]
-    assert shared["nothing"] == 18 and shared.sum() == 42
+    assert shared["attention on an earlier layer's cache"] == 18 and shared.sum() == 42
 
 
 def test_a_sequence_holds_windows_and_states_once() -> None:

@@ -22,7 +22,7 @@ def best():
 @pytest.fixture(scope="module")
 def alone(best):
     deployment = best.deployment
-    return deployment.with_replicas(1), batching_tables.split_workload(CHAT, deployment)
+    return deployment.with_replicas(1), CHAT.workload.split(deployment.layout.replicas)
 
 
 def rises(values) -> bool:
@@ -45,14 +45,16 @@ def test_a_sweep_has_a_row_for_each_combination_that_the_engine_takes(alone):
 
 
 def test_more_requests_in_flight_mean_more_throughput_and_slower_tokens(alone):
-    load = batching_tables.sweep_concurrency(*alone, space_logarithmically(1, 128))
+    load = batching_tables.sweep_batch(*alone, space_logarithmically(1, 128))
     assert rises([value.mid for value in load["Output tokens/s"]])
     assert rises([value.mid for value in load["p95 TPOT (ms)"]])
+    assert rises(list(load["arithmetic used (%)"])) and load["arithmetic used (%)"].max() < 100
+    assert load["bandwidth used (%)"].between(0, 100).all()
 
 
 def test_throughput_grows_almost_in_proportion_while_weights_dominate_a_step(alone):
     """Decode reads all weights whatever the batch: eight requests cost far less than eight times one."""
-    load = batching_tables.sweep_concurrency(*alone, [1, 8]).set_index("Requests in flight")
+    load = batching_tables.sweep_batch(*alone, [1, 8]).set_index("requests in flight")
     assert load.loc[8, "Output tokens/s"].mid > 4 * load.loc[1, "Output tokens/s"].mid
 
 

@@ -215,26 +215,18 @@ def _plan_models(
 
 @watch_command
 def run_report(options: argparse.Namespace) -> None:
-    """Write a PDF about one scenario, or one that compares several."""
+    """Write a PDF about a scenario."""
     from planner.planning.scenario import find_scenario_file, load_scenario
-    from planner.ui.pdf_report import write_comparison_report, write_report
+    from planner.ui.pdf_report import write_report
     from planner.ui.plan_files import check_plan_folder
 
-    names, overrides = options.scenarios, parse_overrides(options)
-    if options.pages and len(names) > 1:
-        raise PlannerError("--pages is for one scenario: a comparison has no memo")
+    name, overrides = options.scenario, parse_overrides(options)
     chapters: list[Path] | None = [] if options.pages else None
-    stems = [find_scenario_file(name).stem for name in names]
-    out = options.out or Path("reports") / "-against-".join(stems)
+    out = options.out or Path("reports") / find_scenario_file(name).stem
     check_report_folder(out, force=options.force)
-    if len(names) == 1:
-        check_plan_folder(load_scenario(names[0], overrides), out, force=options.force)
+    check_plan_folder(load_scenario(name, overrides), out, force=options.force)
     try:
-        path = (
-            write_report(names[0], out, overrides, chapters)
-            if len(names) == 1
-            else write_comparison_report(names, out, overrides)
-        )
+        path = write_report(name, out, overrides, chapters)
     except KeyboardInterrupt:
         print_message("no report is written; what was searched is kept for the next run")
         raise
@@ -244,13 +236,12 @@ def run_report(options: argparse.Namespace) -> None:
 add_report = make_command(
     "report",
     run_report,
-    help="write a PDF about a scenario, or about several side by side",
+    help="write a PDF about a scenario",
     arguments=[
         declare(
-            "scenarios",
-            nargs="+",
+            "scenario",
             metavar="SCENARIO",
-            help="YAML file, or name of a shipped scenario (`headroom list scenarios`); 2 to 4 are compared",
+            help="YAML file, or name of a shipped scenario (`headroom list scenarios`)",
         ),
         SET,
         declare(
