@@ -1,22 +1,15 @@
-"""Analytical effect of each knob on a plan, turned one at a time on its deployment.
-
-Its replicas stay, except for the knobs that change them.
-"""
+"""Analytical effect of each engine argument on a plan, changed one at a time on its deployment."""
 
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 import pandas as pd
 
 from planner.analysis.sweep import judge_benefit
 from planner.core.errors import PlannerError
-from planner.engines.deployment import Deployment
-from planner.memory.deployment_changes import DeploymentChange
-from planner.parallelism.layouts import explain_illegal_layout
+from planner.engines.engine_args import EngineArgs
 from planner.planning.candidate import Candidate
-from planner.planning.deployment_builder import load_format
 from planner.planning.evaluation import evaluate_candidates
 from planner.planning.scenario import Scenario
 
@@ -27,16 +20,16 @@ MEASURE_DIRECTIONS = {
 
 
 def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
-    """Return what each knob does to each measure: knob, measure, change, told and effect.
+    """Return what each engine argument does to each measure: knob, measure, change, told, effect.
 
     Settings that the engine rejects are left out. Latencies of an overloaded deployment grow
     without bound and have no figure; nor has what does not start.
     """
     deployments = {"": best.deployment}
-    for name, setting, change in _list_knob_changes(scenario, best.deployment):
+    for name, setting in _list_knob_changes(best.deployment.args):
         text = f"{setting:,}" if type(setting) is int else str(setting)
         with suppress(PlannerError):
-            deployments[f"{name}: {text}"] = change.apply(best.deployment)
+            deployments[f"{name}: {text}"] = best.deployment.with_args(**{name: setting})
     cases = [(each, each.layout.replicas, best.preference_key) for each in deployments.values()]
     base, *turned = (measure_candidate(scenario, c) for c in evaluate_candidates(scenario, cases))
     rows = []
@@ -67,11 +60,9 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, flo
     return dict(zip(MEASURE_DIRECTIONS, [*waits, max_tps, pool, *costs], strict=False))
 
 
-def _list_knob_changes(
-    scenario: Scenario, plan: Deployment
-) -> Iterator[tuple[str, object, DeploymentChange]]:
-    """Yield (knob, setting, change) for each possible setting."""
-    args, layout, tokens = plan.args, plan.layout, plan.args.max_num_batched_tokens
+def _list_knob_changes(args: EngineArgs) -> Iterator[tuple[str, object]]:
+    """Yield each engine argument with each setting that is tried."""
+    tokens = args.max_num_batched_tokens
     values: dict[str, tuple[object, ...]] = {
         "max_num_seqs": (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs),
         "max_num_batched_tokens": (min(max(tokens // 4, 512), tokens), 2 * tokens),
@@ -83,19 +74,4 @@ def _list_knob_changes(
     }
     for name, value in ((name, value) for name, each in values.items() for value in each):
         if value != getattr(args, name):
-            yield name, value, DeploymentChange(name, value)
-    for quantization in (None, "fp8", "awq"):
-        with suppress(PlannerError):
-            model = load_format(scenario.model, quantization)
-            if model.quantization.method != plan.model.quantization.method:
-                yield "weights", quantization or "checkpoint", DeploymentChange("model", model)
-    for tp in filter(None, (layout.tp // 2, layout.tp * 2)):
-        shape = layout.with_tp(tp)
-        if explain_illegal_layout(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
-            yield "tensor parallel", tp, DeploymentChange("layout", shape)
-    for count in filter(None, (layout.replicas - 1, layout.replicas + 1)):
-        yield "replicas", count, DeploymentChange("layout", replace(layout, replicas=count))
-    if scenario.speculation:
-        drafting = None if plan.speculation else scenario.speculation.to_config()
-        setting = drafting.method if drafting else "off"
-        yield "speculation", setting, DeploymentChange("speculation", drafting)
+            yield name, value

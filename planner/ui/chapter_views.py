@@ -4,7 +4,7 @@ What a view draws is computed by the tables of `analysis`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -20,14 +20,11 @@ from planner.analysis.tail_latency import build_latency_table
 from planner.core.units import GIB
 from planner.deploy.launch_spec import LaunchSpec
 from planner.engines.deployment import Deployment
-from planner.hardware.gpus import list_gpus
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.memory_plan import find_safe_memory_utilization, plan_memory
 from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import (
     FrameworkChoice,
-    WorkloadTraits,
-    choose_framework,
     load_frameworks,
 )
 from planner.planning.scenario_schema import LayoutEntry
@@ -90,26 +87,6 @@ def list_framework_questions(choice: FrameworkChoice) -> list[dict[str, str]]:
         told = {"question": question, "here": answer, "yes leads to": framework.title}
         rows.append({**told, "why": rule.fact})
     return rows
-
-
-def try_frameworks(study: Study) -> InteractiveView:
-    """Let the reader change what the choice of a framework rests on."""
-    own = list(dict.fromkeys(candidate.gpu for candidate in study.scenario.gpus))
-    gpus = {", ".join(gpu.name for gpu in own): own}
-    gpus |= {gpu.name: [gpu] for gpu in list_gpus()}
-
-    def _draw(gpu: str, **traits: bool) -> Outputs:
-        choice = choose_framework(WorkloadTraits(**traits), gpus[gpu])
-        return show_note(choice), show_table(list_framework_questions(choice), f"Asked on {gpu}.")
-
-    return InteractiveView(
-        _draw,
-        gpu=build_choice(list(gpus), label="GPU"),
-        **{
-            trait: build_choice([("no", False), ("yes", True)], held, trait.replace("_", " "))
-            for trait, held in asdict(study.scenario.traits).items()
-        },
-    )
 
 
 def _list_fields(study: Study, *names: str) -> dict[str, Callable[[Any], object]]:

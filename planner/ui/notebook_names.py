@@ -31,7 +31,7 @@ _BY_MODULE: Mapping[str, str] = {
     "planning.scenario": "list_scenarios",
     "ui.chapter_views": (
         "describe_draft_decision list_files list_framework_questions "
-        "try_drafts try_frameworks try_layouts try_load try_memory"
+        "try_drafts try_layouts try_load try_memory"
     ),
     "ui.charts.base": "plot_bars plot_day plot_lines plot_memory_budget plot_panels plot_tiles",
     "ui.decision_memo": "build_memo",

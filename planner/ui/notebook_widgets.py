@@ -73,6 +73,7 @@ def show_figure(chart: alt.TopLevelMixin | dict[str, Any] | None, caption: str) 
     width = float(svg.partition(' width="')[2].partition('"')[0])
     style = f"margin: 0.5em 0; max-width: max({1.6 * width:.0f}px, min(65vw, {2.1 * width:.0f}px))"
     svg = svg.replace("overflow: visible", "overflow: visible; width: 100%; height: auto", 1)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html_escape(caption)}" ', 1)
     return HtmlOutput(f'<figure style="{style}">{svg}{_render_caption(caption)}</figure>')
 
 
@@ -298,7 +299,9 @@ class InteractiveView(ipywidgets.VBox):
     @property
     def subject(self) -> Any:
         """What is drawn at the controls' values."""
-        return self._change(**{name: control.value for name, control in self._controls.items()})
+        values = {name: control.value for name, control in self._controls.items()}
+        rounded = {k: round(v, 6) for k, v in values.items() if isinstance(v, float)}
+        return self._change(**values | rounded)  # a page computes 0.9199999999999999
 
     def _render_html(self) -> str:
         try:

@@ -91,8 +91,8 @@ def test_every_view_starts_at_the_plans_own_deployment_and_shows_its_figures(nam
     assert replace(drafted, speculation=own.speculation) == own
     assert drafted == own or not own.speculation
     assert batch == max(1, round(best.prediction.performance.decode_batch))
-    planned = {**vars(own.args), **vars(study.scenario.traits)}
-    for view in (memory, load, views.try_frameworks(study)):
+    planned = vars(own.args)
+    for view in (memory, load):
         for control, widget in view._controls.items():
             assert control not in planned or widget.value == planned[control], control
     shown = get_memory_plan(memory.subject).pool.reported_tokens

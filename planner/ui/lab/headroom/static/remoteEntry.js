@@ -26,6 +26,15 @@ os.environ["PYTHONSAFEPATH"] = "1"`;
     .jp-CodeCell .cm-content {white-space: break-spaces; overflow-wrap: anywhere; flex-shrink: 1}
     [data-jp-theme-light="false"] {--jp-widgets-dropdown-arrow: url("data:image/svg+xml,${encodeURIComponent(arrow)}")}`;
   document.head.append(style);
+  // A slider is called what its label says, and has the value that is shown beside it.
+  const nameSliders = () => document.querySelectorAll('.widget-slider [role=slider]').forEach(handle => {
+    const box = handle.closest('.widget-slider');
+    const [label, shown] = ['.widget-label', '.widget-readout'].map(each => box.querySelector(each)?.textContent || '');
+    if (handle.getAttribute('aria-label') !== label) handle.setAttribute('aria-label', label);
+    if (handle.getAttribute('aria-valuetext') !== shown) handle.setAttribute('aria-valuetext', shown);
+  });
+  new MutationObserver(nameSliders).observe(document.documentElement, {childList: true, subtree: true});
+  for (const kind of ['focusin', 'keyup']) document.addEventListener(kind, nameSliders);
 
   const isNotebook = panel =>
     Boolean(panel?.context && panel.sessionContext && panel.content?.widgets);
