@@ -206,12 +206,13 @@ def _describe_mixer(mixer: SequenceMixer) -> str:
         return RECURRENT_STATE_LABELS.get(mixer.kind, mixer.kind)
     if not mixer.stores_kv:
         return "attention on an earlier layer's cache"
-    latent = isinstance(mixer, LatentAttention)
-    kind = "latent attention (MLA)" if latent else "full attention"
-    if (latent and mixer.has_indexer_cache) or (not latent and mixer.index_heads):
-        kind += " with an indexer"
-    if mixer.window and not latent:
-        kind = "attention in chunks" if mixer.chunked else "sliding window"
+    if isinstance(mixer, LatentAttention):
+        kind, indexed = "latent attention (MLA)", mixer.has_indexer_cache
+    else:
+        kind, indexed = "full attention", bool(mixer.index_heads)
+        if mixer.window:
+            kind = "attention in chunks" if mixer.chunked else "sliding window"
+    kind += " with an indexer" * indexed
     return f"{kind} of {mixer.window:,}" if mixer.window else kind
 
 

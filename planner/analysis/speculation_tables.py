@@ -81,7 +81,7 @@ def sweep_speedup(
     """Return the speed-up for every combination: columns k, batch, acceptance_rate, speedup,
     and the same as effect and as text."""
     assert deployment.speculation is not None
-    speedups = {}
+    speedups = dict[tuple[int, float], SpeculationSpeedup]()
     for k in ks:
         config = replace(deployment.speculation, num_speculative_tokens=k)
         drafted = replace(deployment, speculation=config)

@@ -1,8 +1,7 @@
 """Convert between the fields of a scenario file and the values of the cockpit's controls."""
 
-import copy
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -139,84 +138,109 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
     }
 
 
-CONTROL_FIELDS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    **{name: (name, lambda value: value) for name in ("model", "engine_version", "spare_replicas")},
-    **{name: (name, lambda value: round(value / 100, 4)) for name in ("headroom", "confidence")},
-    "quantization": ("quantization", lambda names: list(names) or [FORMAT_CHOICES[0]]),
-    "kv_cache_dtype": ("kv_cache_dtype", lambda names: list(names) or [KV_CACHE_CHOICES[0]]),
-    "tier": ("price_tier", lambda value: value),
-    "seller": ("price_seller", lambda value: value or None),
-    "budget": ("budget", lambda usd: {"usd_per_month": usd} if usd else None),
-    "reuse": ("workload.shared_prefix", lambda percent: {"hit_rate": round(percent / 100, 4)}),
-    "rank": ("adapters.ranks", lambda rank: [rank]),
-    "zipf": ("adapters.zipf", lambda value: value),
+def _as_share(percent: float) -> float:
+    return round(percent / 100, 4)
+
+
+def _set(field: str, convert: Callable[[Any], object] = lambda value: value) -> "_Control":
+    return lambda value, _, __: {field: convert(value)}
+
+
+def _set_load(name: str, convert: Callable[[Any], object] = float) -> "_Control":
+    """Set a figure of the load, without the figures of which a rate was worked out."""
+    worked_out = dict.fromkeys(f"workload.{each}" for each in (*VOLUME_FIELDS, "peak_to_mean"))
+    return lambda value, _, __: {**worked_out, f"workload.{name}": convert(value)}
+
+
+def _scale_lengths(side: str) -> "_Control":
+    """Set the mean length of a side, and all its statistics with it, so that the shape stays."""
+
+    def scale(value: Any, fields: ScenarioFields, values: Mapping[str, Any]) -> dict[str, object]:
+        lengths = fields["workload"].get(f"{side}_tokens") or {"mean": values[side]}
+        factor = value / values[side]
+        scaled = {name: float(f"{tokens * factor:.6g}") for name, tokens in lengths.items()}
+        return {f"workload.{side}_tokens": scaled}
+
+    return scale
+
+
+def _set_preset(name: Any, fields: ScenarioFields, values: Mapping[str, Any]) -> dict[str, object]:
+    preset = load_presets()[name].model_dump(exclude_none=True)
+    sides = ("prompt_tokens", "output_tokens", "shared_prefix")
+    untraced = {"rate": values["rate"], "trace": None} if fields["workload"].get("trace") else {}
+    lengths = {side: preset.get(side) for side in sides}
+    return {f"workload.{field}": value for field, value in (lengths | untraced).items()}
+
+
+def _set_gpus(names: Any, fields: ScenarioFields, values: Mapping[str, Any]) -> dict[str, object]:
+    known = {get_gpu(entry["gpu"]).name: entry for entry in fields["gpus"]}
+    return {"gpus": [known.get(n, {"gpu": n, "at_most": values["at_most"]}) for n in names]}
+
+
+def _find_max(
+    is_asked: Any, fields: ScenarioFields, values: Mapping[str, Any]
+) -> dict[str, object]:
+    kind = "concurrency" if fields["workload"].get("concurrency") else "rate"
+    return {f"workload.{kind}": "max" if is_asked else values[kind]}
+
+
+_Control = Callable[[Any, ScenarioFields, Mapping[str, Any]], dict[str, object]]
+CONTROL_FIELDS: dict[str, _Control] = {
+    **{name: _set(name) for name in ("model", "engine_version", "spare_replicas")},
+    **{name: _set(name, _as_share) for name in ("headroom", "confidence")},
+    "quantization": _set("quantization", lambda names: list(names) or [FORMAT_CHOICES[0]]),
+    "kv_cache_dtype": _set("kv_cache_dtype", lambda names: list(names) or [KV_CACHE_CHOICES[0]]),
+    "tier": _set("price_tier"),
+    "seller": _set("price_seller", lambda value: value or None),
+    "budget": _set("budget", lambda usd: {"usd_per_month": usd} if usd else None),
+    "reuse": _set("workload.shared_prefix", lambda percent: {"hit_rate": _as_share(percent)}),
+    "rank": _set("adapters.ranks", lambda rank: [rank]),
+    "zipf": _set("adapters.zipf"),
+    "speculation": _set("speculation.allowed"),
+    "engine": lambda value, *_: {"engine": value, "engine_version": None},
+    "adapters": lambda count, *_: {"adapters.count": count} if count else {"adapters": None},
+    "gpus": _set_gpus,
+    "at_most": lambda most, fields, _: {
+        "gpus": [{**entry, "at_most": most} for entry in fields["gpus"]]
+    },
+    "own_price": lambda usd, fields, _: {
+        "prices": {entry["gpu"]: usd for entry in fields["gpus"]} if usd else {}
+    },
+    "prompt": _scale_lengths("prompt"),
+    "output": _scale_lengths("output"),
+    "preset": _set_preset,
+    "find_max": _find_max,
+    "rate": _set_load("rate"),
+    "concurrency": _set_load("concurrency", round),
+    "requests": _set_load("requests", round),
+    "within_hours": _set_load("within_hours"),
+    "load": lambda kind, fields, values: {"workload": _replace_load(fields, kind, values)},
+    "trace": lambda path, fields, _: {"workload": _replace_load(fields, "trace", {"trace": path})},
+    "day": lambda text, *_: {
+        **dict.fromkeys(f"workload.{name}" for name in DAY_FIELDS),
+        "workload.day": _parse_hours(text.strip()) or None,
+    },
 }
-"""The field that a control sets, and its value there."""
+"""What each control sets: fields of the scenario, by its value, the fields and all values."""
 
 
 def apply_control(
     fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]
 ) -> ScenarioFields:
     """Return the fields with the control `name` set to `value`; `values` are of all controls."""
-    if name in CONTROL_FIELDS:
-        field, convert = CONTROL_FIELDS[name]
-        return apply_overrides(fields, {field: convert(value)}, "the scenario")
-    control = copy.deepcopy(fields)
-    workload = control["workload"]
-    if name in ("prompt", "output"):
-        side = f"{name}_tokens"
-        lengths = workload.get(side) or {"mean": values[name]}
-        factor = value / values[name]  # of all statistics, so that the shape stays
-        workload[side] = {
-            statistic: float(f"{tokens * factor:.6g}") for statistic, tokens in lengths.items()
-        }
-    elif name == "preset" and value:
-        preset = load_presets()[value].model_dump(exclude_none=True)
-        workload |= {side: preset[side] for side in ("prompt_tokens", "output_tokens")}
-        workload["shared_prefix"] = preset.get("shared_prefix")
-        if workload.pop("trace", None):
-            workload["rate"] = values["rate"]
-    elif name == "load":
-        _replace_load(workload, value, values)
-    elif name == "trace" and value:
-        _replace_load(workload, name, {name: value})
-    elif name in ("rate", "concurrency", "requests", "within_hours"):
-        workload[name] = round(value) if name == "concurrency" else value
-        _drop_fields(workload, (*VOLUME_FIELDS, "peak_to_mean"))  # of which a rate was worked out
-    elif name == "find_max":
-        kind = "concurrency" if workload.get("concurrency") else "rate"
-        workload[kind] = "max" if value else values[kind]
-    elif name == "day":
-        _drop_fields(workload, DAY_FIELDS)
-        workload[name] = _parse_hours(value.strip()) or None
-    elif name == "adapters":
-        control[name] = {**(control.get(name) or {}), "count": value} if value else None
-    elif name == "gpus":
-        known = {get_gpu(entry["gpu"]).name: entry for entry in control["gpus"]}
-        control["gpus"] = [
-            known.get(gpu, {"gpu": gpu, "at_most": values["at_most"]}) for gpu in value
-        ]
-    elif name == "at_most":
-        control["gpus"] = [{**entry, "at_most": value} for entry in control["gpus"]]
-    elif name == "own_price":
-        control["prices"] = {entry["gpu"]: value for entry in control["gpus"]} if value else {}
-    elif name == "speculation" and control.get(name):
-        control[name] = {**control[name], "allowed": value}
-    elif name == "engine":
-        control = {**control, name: value}
-        control.pop("engine_version", None)
-    elif " " in name:
-        metric, percentile = name.split()
-        level = {key: dict(limits) for key, limits in (fields.get("service_level") or {}).items()}
-        level.setdefault(metric, {}).pop(percentile, None)
-        if limit := str(value).strip():  # an empty one removes the target
-            level[metric][percentile] = (
-                BEST_LIMIT
-                if limit == BEST_LIMIT
-                else parse_quantity(limit, MILLISECOND_UNITS, f"{percentile} {metric.upper()}")
-            )
-        control["service_level"] = {key: limits for key, limits in level.items() if limits}
-    return control
+    if control := CONTROL_FIELDS.get(name):
+        return apply_overrides(fields, control(value, fields, values), "the scenario")
+    metric, percentile = name.split()
+    level = {key: dict(limits) for key, limits in (fields.get("service_level") or {}).items()}
+    level.setdefault(metric, {}).pop(percentile, None)
+    if limit := str(value).strip():  # an empty one removes the target
+        name = f"{percentile} {metric.upper()}"
+        is_best = limit == BEST_LIMIT
+        level[metric][percentile] = (
+            limit if is_best else parse_quantity(limit, MILLISECOND_UNITS, name)
+        )
+    kept = {key: limits for key, limits in level.items() if limits}
+    return {**fields, "service_level": kept}
 
 
 def write_title(scenario: Scenario) -> str:
@@ -234,28 +258,32 @@ def write_title(scenario: Scenario) -> str:
     return f"What does it take to serve {scenario.model} on {gpus} to {traffic}{within}?"
 
 
-def _drop_fields(workload: ScenarioFields, names: Iterable[str]) -> None:
-    for name in names:
-        workload.pop(name, None)
-
-
-def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]) -> None:
-    """Change the kind of load in place, to the values of its controls."""
-    loads = ("rate", "concurrency", "requests", "within_hours", *VOLUME_FIELDS, "peak_to_mean")
-    _drop_fields(workload, loads if kind == "rate" else (*loads, "burstiness"))
-    if kind not in ("rate", "trace"):  # a daily profile needs an open loop
-        _drop_fields(workload, DAY_FIELDS)
-    if kind == "trace":
-        if not values["trace"]:
-            raise PlannerError("a trace: name its file, CSV or JSON lines")
-        workload.pop("prompt_tokens", None)
-        workload.pop("output_tokens", None)
-    elif workload.pop("trace", None):
+def _replace_load(
+    fields: ScenarioFields, kind: str, values: Mapping[str, Any]
+) -> dict[str, object]:
+    """Return the workload with another kind of load, at the values of its controls."""
+    gone = {
+        "rate",
+        "concurrency",
+        "requests",
+        "within_hours",
+        *VOLUME_FIELDS,
+        "peak_to_mean",
+        "trace",
+    }
+    gone |= {"burstiness"} if kind != "rate" else set()
+    gone |= {*DAY_FIELDS} if kind not in ("rate", "trace") else set()  # a day needs an open loop
+    gone |= {"prompt_tokens", "output_tokens"} if kind == "trace" else set()
+    workload = {name: value for name, value in fields["workload"].items() if name not in gone}
+    if kind == "trace" and not values["trace"]:
+        raise PlannerError("a trace: name its file, CSV or JSON lines")
+    if kind != "trace" and fields["workload"].get("trace"):
         for side in ("prompt", "output"):
             workload.setdefault(f"{side}_tokens", {"mean": round(values[side], 1)})
     workload[kind] = values[kind]
     if kind == "requests":
         workload["within_hours"] = values["within_hours"]
+    return workload
 
 
 def _parse_hours(text: str) -> str | list[float]:

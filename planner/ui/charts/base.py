@@ -198,7 +198,7 @@ def arrange_panels(
 def plot_lines(
     data: pd.DataFrame, x: str, y: str, series: str | None = None, limit: float | None = None,
     log: bool = False, marks: Mapping[str, float] | None = None, step: bool = False,
-) -> alt.LayerChart:  # fmt: skip
+) -> Any:  # fmt: skip
     """Plot `y` over `x` by `series`, with the band of intervals, `limit` dashed, and named `marks`.
 
     Column names are the axis titles, units included. A `step` holds until the next value.
