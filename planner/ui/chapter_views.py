@@ -91,8 +91,9 @@ def list_framework_questions(choice: FrameworkChoice) -> list[dict[str, str]]:
 
 def _list_fields(study: Study, *names: str) -> dict[str, Callable[[Any], object]]:
     """Return how the scenario's engine arguments are read of a deployment; none of a file's."""
-    fields = {f"engine_args.{name}": attrgetter(f"args.{name}") for name in names}
-    return fields if study.is_current else {}
+    if not study.is_current:
+        return {}
+    return {f"engine_args.{name}": attrgetter(f"args.{name}") for name in names}
 
 
 def try_memory(study: Study) -> InteractiveView:
@@ -196,10 +197,13 @@ def try_load(study: Study) -> InteractiveView:
             ),
         )
 
-    fields = _list_fields(study, "max_num_seqs", "max_num_batched_tokens")
+    def _read(name: str) -> Callable[[Any], object]:
+        return lambda subject: getattr(subject[0].args, name)
+
+    names = ("max_num_seqs", "max_num_batched_tokens") if study.is_current else ()
     return InteractiveView(
         _draw,
-        {name: lambda subject, read=read: read(subject[0]) for name, read in fields.items()},
+        {f"engine_args.{name}": _read(name) for name in names},
         _change,
         times=build_slider(0.25, 4.0, 1.0, 0.25, "traffic (times)"),
         burstiness=build_slider(0.1, 2.0, study.workload.burstiness, 0.05),

@@ -30,7 +30,7 @@ def test_no_legal_layout_meets_the_service_level_for_less_than_the_plan(plan, ev
 
 def test_every_layout_appears_once_and_keeps_to_the_gpus_allowed(plan, every):
     shapes = [candidate.deployment.layout for candidate in every]
-    assert len({layout.with_replicas(1) for layout in shapes}) == len(shapes)
+    assert len({replace(layout, replicas=1) for layout in shapes}) == len(shapes)
     assert max(layout.num_gpus for layout in shapes) <= 32
     assert {layout.tp for layout in shapes} == {1, 2, 4, 8}
 

@@ -248,7 +248,7 @@ function render({model, el}) {
   el.addEventListener('keydown', event => {
     if (event.key === 'Enter' && event.target.matches('input:not([type=range])') && !event.target.form) event.target.blur();
     if (event.key === 'Escape' && event.target.form) $('.save').hidden = true;
-    if (event.key === 'z' && (event.ctrlKey || event.metaKey) && !event.target.matches('input:not([type=range]))) { event.preventDefault(); send({do: 'undo'}); }
+    if (event.key === 'z' && (event.ctrlKey || event.metaKey) && !event.target.matches('input:not([type=range])')) { event.preventDefault(); send({do: 'undo'}); }
   });
   $('.save').addEventListener('submit', event => {
     event.preventDefault();
