@@ -19,7 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from planner.answers import Answer, build_answer
+from planner.answers import Answer, build_answer, words
 from planner.answers.build import sweep_costs, sweep_latency
 from planner.answers.words import PHRASES
 from planner.core.errors import PlannerError, find_near_names
@@ -363,6 +363,10 @@ class Cockpit(anywidget.AnyWidget):
             row = build_other_row(answer, found, label, changes)
             if kind == "gpus" or (other and other.chosen):
                 rows[kind].append(row)
+            names_format = answer.verdict == "at_risk" and label.endswith("allowed")
+            if found and found.best and names_format and found.verdict == "holds":
+                line = f"With {label}: {words.format_odds(found.best)} likely."
+                self.answer = {**self.answer, "say": [*self.answer["say"], line]}
             with self._lock:
                 if asked is not self._asked:
                     return
@@ -379,13 +383,13 @@ class Cockpit(anywidget.AnyWidget):
         named = [option.gpu.name for option in scenario.gpus]
         most = max(option.max_gpus for option in scenario.gpus)
         more = {} if plan.chosen else {"at_most": max(FALLBACK_MAX_GPUS, most)}
+        for change, changed in propose_changes(plan):
+            if [option.gpu.name for option in changed.gpus] == named:
+                yield "changes", change, self._list_changes(scenario, changed), changed
         for name in SUGGESTED_GPUS:
             if name not in named:
                 gpu = CandidateGpu(get_gpu(name), more.get("at_most", most))
                 yield "gpus", name, {"gpus": [name], **more}, replace(scenario, gpus=(gpu,))
-        for change, changed in propose_changes(plan):
-            if [option.gpu.name for option in changed.gpus] == named:
-                yield "changes", change, self._list_changes(scenario, changed), changed
 
     def _list_changes(self, before: Scenario, after: Scenario) -> dict[str, Any]:
         """Return the controls whose values differ between two scenarios; smaller stocks do not count."""

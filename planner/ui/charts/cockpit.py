@@ -57,7 +57,7 @@ def plot_latency_over_load(
     `curve` has rows of load, lo, mid and hi in seconds. The limit is a line; above it the band is
     amber. What lies beyond `MAX_DRAWN_LIMIT_FACTOR` times the limit is cut off.
     """
-    top = max(MAX_DRAWN_LIMIT_FACTOR * limit, min(1.1 * value.mid, 10 * limit))
+    top = max(MAX_DRAWN_LIMIT_FACTOR * limit, 1.1 * value.mid)
     data = pd.DataFrame(curve, columns=["x", "lo", "mid", "hi"])
     data[["lo", "mid", "hi"]] *= 1e3
     data["hi"] = data["hi"].clip(upper=top)
