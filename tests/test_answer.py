@@ -120,7 +120,6 @@ def show_everywhere(answer: Answer) -> dict[str, str]:
     chapter = [
         *tables.build_rental_table(answer)["value"].astype(str),
         *tables.build_candidate_table(answer).astype(str).to_numpy().ravel(),
-        *tables.build_alternatives_table(answer).astype(str).to_numpy().ravel(),
         *tables.build_relaxation_table(answer).astype(str).to_numpy().ravel(),
         tables.explain_choice(answer),
         tell_measure_first(answer),
@@ -268,5 +267,5 @@ def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:
 def test_an_answer_that_is_added_to_keeps_its_offers() -> None:
     plan = small_plan()
     first = build_answer(plan, ["surge"])
-    more = build_answer(plan, ["alternatives", "growth"], known=first)
+    more = build_answer(plan, ["growth"], known=first)
     assert more.surge is first.surge and more.chosen is first.chosen and more.growth

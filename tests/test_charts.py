@@ -69,12 +69,12 @@ def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
 
 @pytest.mark.parametrize("gpus", [["H100-SXM"], ["MI300X"], ["H100-SXM", "L40S"]])
 def test_the_first_yes_of_the_framework_questions_is_what_is_chosen(gpus: list[str]) -> None:
-    names = WorkloadTraits.__dataclass_fields__
+    names = WorkloadTraits.model_fields
     for values in product([False, True], repeat=len(names)):
         traits = WorkloadTraits(**dict(zip(names, values, strict=True)))
         choice = choose_framework(traits, map(get_gpu, gpus))
         (taken,) = (row for row in list_framework_questions(choice) if row["here"] == "YES")
-        assert taken["yes leads to"] == choice.chosen.title
+        assert taken["yes leads to"] == choice.framework
 
 
 def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:

@@ -94,8 +94,8 @@ def values(control: ipywidgets.Widget) -> list[Any]:
     return [control.min, control.max, control.value]
 
 
-TOGETHER = {"fixed_shapes", "rebuild_acceptable", "hugging_face_stack"}
-"""Traits that speak for a framework beside others only, or for one that does not serve on the question's GPU."""
+TOGETHER = {"fixed_shapes", "rebuild_acceptable"}
+"""Traits that decide beside others only."""
 
 
 @pytest.mark.parametrize("notebook", sampled(EXPLORED, EXPLORED[1:2]), ids=lambda path: path.stem)

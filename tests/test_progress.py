@@ -27,8 +27,6 @@ from planner.core.progress import (
     try_each,
     watch_progress,
 )
-from planner.planning import alternatives
-from planner.planning.alternatives import find_alternatives
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_deployments
 from planner.planning.what_if import propose_changes, run_what_ifs
@@ -241,15 +239,10 @@ def test_a_what_if_that_was_cut_short_is_none() -> None:
     assert len(watch.left_out["what-ifs"]) == len(list(propose_changes(plan)))
 
 
-def test_alternatives_and_other_gpus_without_time_say_so() -> None:
+def test_other_gpus_without_time_say_so() -> None:
     plan = plan_of("chat-70b")
     with watch_late() as watch:
-        found = find_alternatives(plan)
         assert build_answer(plan, ("unlisted",)).unlisted == ()
-    assert found and {(other.kind, other.text) for other in found} == {
-        ("not tried", "stopped after 0.5 s")
-    }
-    assert watch.left_out["alternatives"] == [other.option for other in found]
     assert watch.left_out["options outside the scenario"] == ["formats", "GPUs"]
 
 
@@ -261,7 +254,7 @@ def test_a_time_limit_of_the_command_is_kept_and_said(
     shown = capsys.readouterr()
     assert shown.out.count("Left out  stopped after 1e-09 s") == 2 and not shown.err
     *_, last = shown.out.splitlines()
-    assert "outside the scenario (formats, GPUs)" in last and "alternatives (" in last
+    assert "outside the scenario (formats, GPUs)" in last
     main(["plan", SMALL, "--json", "--time-limit", "1e-9"])
     found = json.loads(capsys.readouterr().out)
     assert any(note.startswith("stopped after 1e-09 s with") for note in found["notes"])
@@ -272,7 +265,6 @@ def test_a_time_limit_of_the_command_is_kept_and_said(
     ("module", "name", "step"),
     [
         (build, "find_unlisted_gpu", "options outside the scenario (GPUs)"),
-        (alternatives, "tune_candidate", "alternatives ("),
     ],
 )
 def test_ctrl_c_after_the_search_leaves_the_answer(

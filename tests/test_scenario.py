@@ -484,7 +484,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ),
         (
             {"traits": {"agentic": True}},
-            "unknown trait 'agentic'; did you mean structured_or_agentic",
+            "traits.agentic",
         ),
     ],
 )
@@ -529,7 +529,7 @@ def test_the_commented_scenarios_name_every_choice() -> None:
     latencies = (*get_args(LatencyMetric), *get_args(LatencyStatistic))
     formats = (*FORMAT_CHOICES, *KV_CACHE_CHOICES)
     kinds = get_args(scenario_schema.ArtifactKind)
-    others = (*kinds, *WorkloadTraits.__dataclass_fields__, *get_args(PriceTier))
+    others = (*kinds, *WorkloadTraits.model_fields, *get_args(PriceTier))
     for text, choices in ((init, (*latencies, *formats)), (chat, (*latencies, *formats, *others))):
         assert [choice for choice in choices if not re.search(rf"\b{choice}\b", text)] == []
 

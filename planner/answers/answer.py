@@ -18,7 +18,6 @@ from planner.hardware.prices import GpuPrice
 from planner.latency.performance import Performance
 from planner.latency.startup_time import StartupTime
 from planner.memory.memory_plan import MemoryPlan, ModelMemory
-from planner.planning.alternatives import AlternativeKind, RankReason
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import (
     EQUAL_COST_SHARE,
@@ -39,8 +38,6 @@ Part = Literal[
     "unlisted",
     "growth",
     "measure_first",
-    "engines",
-    "alternatives",
     "ways_out",
     "curve",
     "cost_curve",
@@ -48,11 +45,11 @@ Part = Literal[
     "ramp",
 ]
 """A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "measure_first", "engines", "ways_out")
+SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "measure_first", "ways_out")
 """What the first lines say."""
 MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
 """What a report says beside."""
-FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth", "alternatives")
+FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth")
 """What plan.json and the details say."""
 Outside = Literal["", "gpu", "count"]
 Verdict = Literal["holds", "at_risk", "nothing_meets"]
@@ -293,18 +290,6 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """Something that the scenario allows and the plan has not, and why not."""
-
-    option: str  # "B200", "the checkpoint's own weights"
-    kind: AlternativeKind
-    offer: Offer | None = None  # the nearest for no more money; else the least that starts
-    text: str = ""  # what keeps it from starting, or from being tried
-    rank_reason: RankReason | None = None
-    served_change: float | None = None  # capacity against the plan's: 0.1 for 10% more
-
-
-@dataclass(frozen=True)
 class UnlistedOption:
     """A better deployment in a format or on a GPU that the scenario does not allow."""
 
@@ -436,7 +421,6 @@ class Answer:
     best: Offer | None  # the recommendation, else the closest; None where nothing fits
     options: Mapping[str, Offer]  # "gamble", "recommended" and "safe", those that there are
     runner_up: Offer | None
-    runner_up_reason: RankReason | None  # why it comes second, at the same price
     by_engine: tuple[Offer, ...]  # the best of each engine
     without_pools: Offer | None  # the recommendation without pools, where pools were allowed
     best_pools: Offer | None
@@ -450,7 +434,6 @@ class Answer:
     billing: BillingComparison | None
     api: ApiComparison | None
     notes: tuple[str, ...]
-    engine_notes: tuple[str, ...]  # what the traits favour, and the facts that count for it
     left_out: tuple[str, ...]
     risks: tuple[Risk, ...]
     files: tuple[str, ...]
@@ -466,8 +449,6 @@ class Answer:
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
     growth: GrowthLimit | None = None
     measure_first: MeasureFirst | None = None
-    engines: tuple[Alternative, ...] | None = None  # those of other engines
-    alternatives: tuple[Alternative, ...] | None = None
     ways_out: WaysOut | None = None
     curve: LatencyCurve | None = None  # of the tightest target
     cost_curve: CostCurve | None = None

@@ -8,7 +8,6 @@ from typing import Any
 from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
 from planner.answers.answer import (
     AdapterSlots,
-    Alternative,
     Answer,
     Basis,
     Bill,
@@ -58,12 +57,6 @@ from planner.latency.step_model import locate_operating_point
 from planner.memory.memory_plan import explain_memory_utilization, measure_model
 from planner.models.quantization import WeightFormatEntry, load_weight_formats
 from planner.models.registry import load_model
-from planner.planning.alternatives import (
-    CandidateAlternative,
-    find_alternatives,
-    find_rank_reason,
-    list_engine_options,
-)
 from planner.planning.autoscaling import find_cheaper_always_on
 from planner.planning.billing import BILLING_AUTOSCALED, BILLING_FIXED, measure_budget, price_tokens
 from planner.planning.candidate import Candidate, describe_formats
@@ -78,7 +71,6 @@ from planner.planning.evaluation import (
     get_load_limit_name,
     list_resource_limits,
 )
-from planner.planning.framework_choice import explain_engines
 from planner.planning.growth import find_growth_limit, judge_surge
 from planner.planning.max_load import is_least_load
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
@@ -423,9 +415,6 @@ class _Builder:
                 KindOffer(each.gpu.name, offer(each.candidate), each.reason) for each in plan.by_gpu
             ),
             runner_up=offer(plan.runner_up),
-            runner_up_reason=find_rank_reason(plan.runner_up, chosen)
-            if chosen and plan.runner_up
-            else None,
             by_engine=tuple(map(self._get, self._list_best_by_engine())),
             without_pools=offer(unified),
             best_pools=offer(plan.best_disaggregated),
@@ -443,11 +432,6 @@ class _Builder:
             billing=plan.billing,
             api=plan.api_comparison,
             notes=(*plan.notes, *_explain_local_model(best)),
-            engine_notes=explain_engines(
-                scenario.traits,
-                [each.gpu for each in scenario.gpus],
-                (scenario.engine, *scenario.other_engines),
-            ),
             left_out=plan.left_out,
             risks=tuple(self._list_risks(best)) if best else (),
             files=tuple(list_artifact_files(chosen.prediction, scenario.output_kinds))
@@ -463,14 +447,6 @@ class _Builder:
             else None,
             adapter_slots=_measure_adapters(scenario, best) if best else None,
         )
-
-    def _select_engines(self, answer: Answer) -> tuple[Alternative, ...]:
-        """Select the alternatives that are engines, or find them alone."""
-        names = list_engine_options(self.plan)
-        if answer.alternatives is not None:
-            return tuple(each for each in answer.alternatives if each.option in names)
-        found = find_alternatives(self.plan, lambda name: name in names) if names else ()
-        return tuple(map(self._build_alternative, found))
 
     def _get(self, candidate: Candidate) -> Offer:
         found = self.offer(candidate)
@@ -509,8 +485,6 @@ class _Builder:
             "unlisted": lambda _: tuple(self._find_unlisted()),
             "growth": lambda _: find_growth_limit(self.plan),
             "measure_first": self._build_measure_first,
-            "alternatives": self._build_alternatives,
-            "engines": self._select_engines,
             "ways_out": lambda answer: find_ways_out(self.plan, answer, self.offer),
             "curve": lambda answer: (
                 answer.best
@@ -546,19 +520,6 @@ class _Builder:
             return None
         files = list_benchmark_files(offer.prediction, self.scenario.output_kinds)
         return MeasureFirst(offer, chosen.bill - offer.bill, files)
-
-    def _build_alternatives(self, answer: Answer) -> tuple[Alternative, ...]:
-        """Build every alternative; the engines, which come last, may be known."""
-        engines = answer.engines or ()
-        known = {each.option for each in engines}
-        found = find_alternatives(self.plan, lambda name: name not in known)
-        return (*map(self._build_alternative, found), *engines)
-
-    def _build_alternative(self, other: CandidateAlternative) -> Alternative:
-        offer, own, more = self.offer(other.candidate), self.offer(self.plan.chosen), None
-        if offer and own and offer.capacity_rps and own.capacity_rps:
-            more = offer.capacity_rps.mid / own.capacity_rps.mid - 1
-        return Alternative(other.option, other.kind, offer, other.text, other.rank_reason, more)
 
     def _list_risks(self, best: Offer) -> list[Risk]:
         """List the three largest risks of the plan."""

@@ -78,9 +78,6 @@ def serialize_answer(answer: Answer) -> Fields:
             "sentence": answer.binding.sentence,
         },
         "runner_up": answer.runner_up and serialize_offer(scenario, answer.runner_up),
-        "why_not": None
-        if answer.alternatives is None
-        else {each.option: words.explain_alternative(answer, each) for each in answer.alternatives},
         **_serialize_assumed(answer),
         "growth": growth
         and {
@@ -129,7 +126,6 @@ def serialize_answer(answer: Answer) -> Fields:
         "sized_hour": scenario.sized_hour and _to_json(scenario.sized_hour),
         "assumptions": list(scenario.assumptions),
         "notes": [*answer.notes, *filter(None, [words.explain_stages(answer)]), *answer.left_out],
-        "engine_notes": list(answer.engine_notes),
         "command": launches[0].command if len(launches) == 1 else None,
         "commands": {launch.role: launch.command for launch in launches}
         if len(launches) > 1

@@ -19,7 +19,6 @@ from planner.core.templates import load_macros, render_template
 from planner.core.text import capitalize
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.billing import EQUAL_COST_SHARE
-from planner.planning.framework_choice import load_frameworks
 from planner.planning.max_load import is_least_load
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.slo import format_latency
@@ -43,7 +42,6 @@ KNOWN: Mapping[str, Any] = {
     "limit_s": formats.format_limit_seconds,
     "latency": format_latency,
     "cap": capitalize,
-    "frameworks": load_frameworks,
     "is_least_load": is_least_load,
     "is_same_price": is_same_price,
     "sure_memory": SURE_MEMORY_PROBABILITY,

@@ -13,7 +13,6 @@ from planner.core.catalog import CATALOG_DIR, validate_entry
 from planner.core.errors import (
     PlannerError,
     add_error_context,
-    check_known_names,
     make_unknown_name_error,
     validate_unicode_text,
 )
@@ -362,9 +361,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 "other_tenants_gib",
             ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
-            traits=WorkloadTraits(
-                **check_known_names(entry.traits, WorkloadTraits.__dataclass_fields__, "trait")
-            ),
+            traits=entry.traits,
             output_kinds=entry.files,
             daily_profile=day,
             fields=resolve_file_fields(data, folder),

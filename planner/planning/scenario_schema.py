@@ -28,6 +28,7 @@ from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.memory.memory_plan import MemoryTerm
 from planner.models.registry import load_model
+from planner.planning.framework_choice import WorkloadTraits
 from planner.planning.slo import LatencyMetric, LatencyStatistic
 from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
@@ -518,7 +519,7 @@ class ScenarioEntry(StrictEntry):
     calibration: str | None = None
     speculation: SpeculationEntry | None = None
     pools: bool = False
-    traits: dict[str, bool] = Field(default_factory=dict)
+    traits: WorkloadTraits = Field(default_factory=WorkloadTraits)
     files: Annotated[tuple[ArtifactKind, ...], BeforeValidator(_wrap_in_list)] = DEFAULT_ARTIFACTS
 
     @property

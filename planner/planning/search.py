@@ -597,18 +597,6 @@ def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
     return price[0], price[1] * (1 + 1e-6)
 
 
-def tune_candidate(plan: Plan, candidate: Candidate) -> Candidate:
-    """Tune the engine arguments of a candidate as the search does, and state it."""
-    if candidate.is_disaggregated or not candidate.prediction.can_start:
-        return candidate
-    store = plan.search.store if plan.search else EvaluationStore(plan.scenario)
-    usual = deployment = candidate.deployment
-    if store.find_tolerance(deployment) < 0:
-        deployment = tune_to_margin(store, deployment, 0.0)
-    deployment = tune_to_probability(store, deployment, usual, candidate.confidence)
-    return state_deployment(plan.scenario, deployment, candidate.preference_key)
-
-
 def _build_plan(
     search: _Search, rejected: list[RejectedOption], recommended: list[Candidate],
     gamble: list[Candidate], safe: list[Candidate],

@@ -1,8 +1,7 @@
 """Enumerate the legal deployments of a scenario, and bound the replicas of each in closed form."""
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -256,21 +255,3 @@ def _explain_fixed_layout(
 
 def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:
     return deployment.with_replicas(replicas).num_gpus_billed
-
-
-def fit_to_budget(
-    scenario: Scenario, max_price: tuple[bool, float], candidates: Iterable[Candidate]
-) -> list[Candidate]:
-    """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.price` has it), but dearer ones."""
-    same, fewer = [], []
-    for candidate in candidates:
-        replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.price_key
-        gpus = math.floor(max_price[1] / cost * candidate.deployment.num_gpus_billed + 1e-9)
-        affordable = bisect_right(
-            range(1, replicas + 1), gpus, key=partial(_count_gpus_billed, candidate.deployment)
-        )
-        if unpriced == max_price[0] and affordable == replicas and not candidate.is_feasible:
-            same.append(candidate)
-        elif unpriced == max_price[0] and affordable:
-            fewer.append((candidate.deployment, affordable, candidate.preference_key))
-    return [*same, *evaluate_candidates(scenario, fewer)]

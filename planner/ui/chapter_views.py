@@ -24,8 +24,8 @@ from planner.memory.concurrency_limits import estimate_preemption_risk, find_saf
 from planner.memory.memory_plan import find_safe_memory_utilization, plan_memory
 from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import (
-    FrameworkChoice,
-    load_frameworks,
+    FrameworkQuestion,
+    load_framework_questions,
 )
 from planner.planning.scenario_schema import LayoutEntry
 from planner.planning.simulation_runs import run_short_simulation
@@ -60,32 +60,13 @@ FILE_PURPOSES = {
 """What the files of a plan are for, by how their names end; the last that fits counts."""
 
 
-FRAMEWORK_QUESTIONS = (
-    ("Must the same deployment run on another vendor's GPUs?", "vllm", ("portability",)),
-    (
-        "Do agents, or answers held to a grammar, share long beginnings?",
-        "sglang",
-        ("structured_or_agentic", "prefix_reuse"),
-    ),
-    (
-        "One model on one NVIDIA GPU type, known lengths, and time to tune for every change?",
-        "trtllm",
-        ("one_nvidia_sku", "fixed_shapes", "rebuild_acceptable"),
-    ),
-    ("None of these?", "vllm", ()),
-)
-"""The decision tree: a question, what a yes leads to, and the rule of it in the catalog."""
-
-
-def list_framework_questions(choice: FrameworkChoice) -> list[dict[str, str]]:
+def list_framework_questions(choice: FrameworkQuestion) -> list[dict[str, str]]:
     """List the questions of the choice up to the first yes, then what the others would lead to."""
     rows, answer = list[dict[str, str]](), "no"
-    for question, name, when in FRAMEWORK_QUESTIONS:
-        framework = load_frameworks()[name]
-        rule = next(rule for rule in framework.rules if rule.when == when)
-        answer = "" if answer in ("YES", "") else "YES" if rule in choice.chosen.reasons else "no"
-        told = {"question": question, "here": answer, "yes leads to": framework.title}
-        rows.append({**told, "why": rule.fact})
+    for each in load_framework_questions():
+        answer = "" if answer != "no" else "YES" if each == choice else "no"
+        told = {"question": each.question, "here": answer, "yes leads to": each.framework}
+        rows.append({**told, "why": each.fact})
     return rows
 
 

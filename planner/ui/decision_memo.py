@@ -298,17 +298,12 @@ def _get_bills(answer: Answer, offer: Offer) -> tuple[float | None, float | None
 def _explain_other_gpus(answer: Answer, options: list[tuple[Offer | None, Any]]) -> Iterator[str]:
     """Explain of each kind of GPU that is allowed and not among the options what its best would do."""
     shown = {offer.gpu for offer, _ in options if offer}
-    reasons = {each.option: each for each in answer.alternatives or ()}
-    nearest = {offer.gpu: offer for offer in reversed(answer.candidates)}
-    allowed = [each.gpu.name for each in answer.scenario.gpus if answer.chosen]
-    for name in (each for each in allowed if each not in shown):
-        if name in reasons:
-            yield f"{name} ({words.explain_alternative(answer, reasons[name])})"
-        elif offer := nearest.get(name):
+    for kind in (each for each in answer.by_gpu if answer.chosen and each.gpu not in shown):
+        if offer := kind.offer:
             usd = "price not known" if offer.bill is None else format_usd(offer.bill)
             yield f"{words.describe_gpus(offer)} ({usd}, {_uncapitalize(_judge(offer))})"
         else:
-            yield f"{name} (the best dozen plans use none)"
+            yield f"{kind.gpu} ({kind.reason})"
 
 
 def _list_bars(answer: Answer) -> Iterator[Any]:

@@ -27,7 +27,7 @@ _BY_MODULE: Mapping[str, str] = {
     "deploy.launch_spec": "build_launch",
     "engines.metric_names": "get_metric_names",
     "memory.memory_plan": "find_max_model_len",
-    "planning.framework_choice": "choose_framework load_frameworks",
+    "planning.framework_choice": "choose_framework",
     "planning.scenario": "list_scenarios",
     "ui.chapter_views": (
         "describe_draft_decision list_files list_framework_questions "
@@ -45,7 +45,7 @@ _BY_MODULE: Mapping[str, str] = {
         "build_plan_comparison build_plan_titles compare_costs compare_limits describe_cheapest_plan"
     ),
     "ui.plan_tables": (
-        "build_alternatives_table build_candidate_table build_ramp_table "
+        "build_candidate_table build_ramp_table "
         "build_rejection_table build_relaxation_table build_rental_table compare_engines "
         "describe_search_effort describe_slo_margin explain_choice"
     ),

@@ -51,11 +51,8 @@ def explain_choice(answer: Answer) -> str:
     if usd and own and usd > own and not is_same_price(usd, own):
         return f"{text}, {words.format_price(runner_up)}, {usd / own - 1:.0%} more."
     price = "at the same price" if usd and own else "with as many GPUs or more"
-    reason = answer.runner_up_reason
-    odds = f", {words.format_odds(chosen)} against {words.format_odds(runner_up)}" * (
-        reason == "probability"
-    )
-    return f"{text}, {price}. It comes second: {words.PHRASES['rank_reasons'][reason] if reason else ''}{odds}."
+    odds = f"{words.format_odds(runner_up)} likely against {words.format_odds(chosen)}"
+    return f"{text}, {price}, {odds}."
 
 
 def build_rental_table(answer: Answer) -> pd.DataFrame:
@@ -175,14 +172,6 @@ def describe_slo_margin(answer: Answer) -> str:
             f" the targets than required: {reasons}."
         )
     return "No limit has to be relaxed: the plan meets every target." if answer.chosen else ""
-
-
-def build_alternatives_table(answer: Answer) -> pd.DataFrame:
-    """Return each allowed GPU, engine and format that the plan does not use, and why."""
-    rows = [
-        (each.option, words.explain_alternative(answer, each)) for each in answer.alternatives or ()
-    ]
-    return pd.DataFrame(rows, columns=["instead", "why not"])
 
 
 def build_rejection_table(answer: Answer) -> pd.DataFrame:

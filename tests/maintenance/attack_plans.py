@@ -51,7 +51,6 @@ from planner.latency.step_work import count_step_work
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
 from planner.models.registry import list_models, load_model
 from planner.parallelism.layouts import list_legal_layouts
-from planner.planning.alternatives import find_alternatives
 from planner.planning.candidate import Candidate, describe_deployment
 from planner.planning.engine_tuning import BATCHED_TOKENS_VALUES
 from planner.planning.evaluation import evaluate_candidate
@@ -267,8 +266,8 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     }
     found = _unlike("the summary", told, cells)
     found += [
-        f"passed over, yet it holds for less: {other}" for other in find_alternatives(plan)
-        if other.candidate and other.candidate.is_simulated and other.candidate.is_confident
+        f"passed over, yet it holds for less: {other}" for other in plan.by_gpu
+        if other.candidate and not other.reason
         and other.candidate.price_key[1] < plan.chosen.price_key[1] * plan.chosen.billed_fraction * (1 - 1e-6)
     ]  # fmt: skip
     found += _unlike(
