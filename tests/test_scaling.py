@@ -196,7 +196,7 @@ def test_what_is_no_day_is_told(workload: dict[str, object], told: str) -> None:
 
 
 def test_what_is_paid_by_hour_second_and_token() -> None:
-    """By hand for a whole day's figures; at its break-even each way costs what the other does."""
+    """By hand for a whole day's figures."""
     plan, found = planned()
     instead = BillingAlternativesEntry(
         serverless=ServerlessEntry(usd_per_gpu_second=0.0004, cold_start=30, idle_seconds=60),
@@ -210,18 +210,11 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
         plan.chosen.deployment.layout.num_gpus * 24 * found.usd_per_gpu_hour
     )
     assert paid.usd["scaled by the hour"] == pytest.approx(found.gpu_hours * found.usd_per_gpu_hour)
-    busy = sum(found.compute_replicas_needed(1.0)) * 3600 * 0.0004
+    busy = (
+        sum(math.ceil(rate / found.max_replica_rps - 1e-9) for rate in found.rates) * 3600 * 0.0004
+    )
     assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, (
         "somebody always asks"
-    )
-    times = paid.break_even_requests["API", "scaled by the hour"] / requests
-    api, scaled = (
-        compare_billing(replace(plan.scenario, billing_alternatives=instead), busier(found, more))
-        for more in (times, times * 1.06)
-    )
-    assert (
-        api.usd["API"] < api.usd["scaled by the hour"]
-        and scaled.usd["API"] > scaled.usd["scaled by the hour"]
     )
 
 
@@ -289,13 +282,6 @@ def test_a_budget_that_at_most_leaves_unspent_is_told(
     assert used.spent_fraction == pytest.approx(0.8 * min(at_most, int(budget / 0.8)) / budget)
 
 
-def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:
-    counts = np.maximum(found.compute_replicas_needed(times), 1)
-    fleet = found.deployment.with_replicas(int(counts.max()))
-    rates = tuple(rate * times for rate in found.rates)
-    return replace(found, deployment=fleet, rates=rates, replicas=tuple(counts.tolist()))
-
-
 @pytest.mark.parametrize("rate, idle, start", [(0.01, 60.0, 30.0), (0.002, 0.0, 100.0)])
 def test_a_serverless_replica_is_paid_as_a_simulation_says(
     rate: float, idle: float, start: float
@@ -316,7 +302,7 @@ def test_a_serverless_replica_is_paid_as_a_simulation_says(
         paid, until = paid + more - until, more
     quiet = replace(found, rates=(rate,) * 24, replicas=(1,) * 24)
     usd, waits = price_serverless(
-        ServerlessEntry(usd_per_gpu_second=1, cold_start=start, idle_seconds=idle), quiet, 1.0
+        ServerlessEntry(usd_per_gpu_second=1, cold_start=start, idle_seconds=idle), quiet
     )
     assert usd / 86400 == pytest.approx(paid / now, rel=0.05)
     assert waits == pytest.approx(cold / many, rel=0.05)

@@ -314,10 +314,6 @@ def _serialize_day(scaling: AutoscalingPlan, billing: BillingComparison) -> Fiel
         "drain_s": scaling.drain_s,
         "starts": scaling.num_starts,
         "usd_per_day": dict(billing.usd),
-        "cheaper_up_to": [
-            {"what": first, "than": second, "requests_per_day": _to_json(requests)}
-            for (first, second), requests in billing.break_even_requests.items()
-        ],
     }
 
 

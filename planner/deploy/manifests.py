@@ -32,7 +32,6 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.memory.weights import compute_checkpoint_bytes, compute_read_bytes
 from planner.planning.autoscaling import AutoscalingPlan, compute_stabilization_s
 from planner.planning.prediction import Prediction
-from planner.planning.scenario import explain_unsupported_artifact
 from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
 MANIFEST_FILES: dict[str, tuple[str, ...]] = {
@@ -129,7 +128,10 @@ def _explain_unsupported_kind(kind: str, launch: LaunchSpec) -> str:
             launch.role and is_split,
             "a worker of a pool that spans nodes is not written for kubernetes",
         ),
-        (reason := explain_unsupported_artifact(kind, engine), reason),
+        (
+            kind == "runpod" and engine.name != "vllm",
+            f"runpod serves vLLM alone, not {engine.name}",
+        ),
         (
             is_split and not is_pod,
             f"{kind} starts a replica on one node, and the plan spans {launch.nodes}",

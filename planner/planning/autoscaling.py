@@ -115,11 +115,7 @@ class AutoscalingPlan:
         )
         return self.max_load_replica.workload.rate
 
-    def compute_replicas_needed(self, times: float) -> np.ndarray:
-        """Compute the replicas [hours] for `times` the traffic, each at its largest load."""
-        return np.ceil(np.array(self.rates) * times / self.max_replica_rps - 1e-9).astype(int)
-
-    def count_paid_gpu_hours(self, gpu_hours: float) -> float:
+    def count_paid_hours(self, gpu_hours: float) -> float:
         """Count the hours at the full price that are paid for `gpu_hours`, those that are off included."""
         return gpu_hours + self.idle_share * (self.fixed_gpu_hours - gpu_hours)
 

@@ -2,9 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -80,15 +79,6 @@ class CandidateGpu:
     def max_machine_gpus(self) -> int:
         """GPUs of the largest machine."""
         return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.machine_sizes[-1:]])
-
-
-@dataclass(frozen=True)
-class SizedHour:
-    """The busiest hour, which a plan is sized for: all others have less traffic, or the same."""
-
-    requests_per_s: float
-    times_mean_hour: float  # its traffic as a multiple of the mean hour's
-    hour: int | None  # the first such of the daily profile; None where all hours are alike
 
 
 @dataclass(frozen=True)
@@ -175,13 +165,14 @@ class Scenario:
         return self.daily_profile.mean_fraction if self.daily_profile else 1 / self.peak_to_mean
 
     @property
-    def sized_hour(self) -> SizedHour | None:
-        """The hour that is sized for; None without a rate."""
+    def sized_hour(self) -> dict[str, float | int | None] | None:
+        """The busiest hour, which is sized for: all others have less traffic, or the same; None without a rate."""
         rate, day = self.workload.rate, self.daily_profile
         if rate is None or self.offline:
             return None
         hour = day.hourly_fractions.index(max(day.hourly_fractions)) if day else None
-        return SizedHour(rate, 1 / self.mean_fraction, hour)
+        times = 1 / self.mean_fraction
+        return {"requests_per_s": rate, "times_mean_hour": times, "hour": hour}
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -312,7 +303,8 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         raise PlannerError(
             f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}"
         )
-    entry = _validate_fields(data, name, folder)
+    given_fields = {field: value for field, value in data.items() if value is not None}
+    entry = validate_entry(ScenarioEntry, given_fields, name)
     if isfile(folder / entry.model) or isfile(folder / entry.model / "config.json"):
         entry = entry.model_copy(update={"model": str(folder / entry.model)})
     with add_error_context(name):
@@ -342,7 +334,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             slo_targets=_parse_slo_targets(entry),
             offline=entry.workload.requests is not None,
             engine_args=engine_args,
-            layout=entry.layout.model_dump(exclude_none=True),
+            layout={name: size for name, size in entry.layout.items() if size},
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             storage=validate_storage(entry.storage),
             prices=prices,
@@ -401,41 +393,6 @@ def resolve_file_fields(data: Mapping[str, object], folder: Path) -> dict[str, A
         if isinstance(file, str) and (path := resolve_path(folder, file)).exists():
             place[last] = str(path.resolve())
     return fields
-
-
-def _validate_fields(data: Mapping[str, object], name: str, folder: Path) -> ScenarioEntry:
-    """Validate the fields of a scenario file; the `PlannerError` names all that is wrong in it."""
-    problems: list[str] = []
-    fields = {field: value for field, value in data.items() if value is not None}
-    entry = None
-    try:
-        entry = validate_entry(ScenarioEntry, fields, name)
-    except PlannerError as error:
-        problems, first = [*error.problems], str(error)
-    for explain in _list_name_checks(fields, folder):
-        try:
-            explain()
-        except PlannerError as error:
-            problems.append(f"{name}: {error}")
-    if entry and not problems:
-        return entry
-    if entry or len(problems) > 1:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        first = f"{problems[0][: 380 - len(more)]}{more}"
-    raise PlannerError(first, problems)
-
-
-def _list_name_checks(fields: Mapping[str, object], folder: Path) -> Iterator[Callable[[], object]]:
-    """Yield a check for each name of a catalog in the fields of a scenario file."""
-    model, gpus = fields.get("model"), fields.get("gpus")
-    if isinstance(model, str):
-        path = folder / model
-        if isfile(path) or isfile(path / "config.json"):
-            model = str(path)
-        yield partial(load_model, model)
-    for gpu in gpus if isinstance(gpus, list | tuple) else [gpus]:
-        if isinstance(gpu, Mapping) and isinstance(gpu.get("gpu"), str):
-            yield partial(get_gpu, gpu["gpu"])
 
 
 def _split_formats(entry: ScenarioEntry) -> tuple[tuple[str | None, ...], tuple[str, ...]]:
@@ -565,12 +522,6 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     return engines
 
 
-def explain_unsupported_artifact(kind: str, engine: Engine) -> str:
-    """Explain why files of this `kind` cannot start `engine`; empty if they can."""
-    is_unsupported = kind == "runpod" and engine.name != "vllm"
-    return f"runpod serves vLLM alone, not {engine.name}" if is_unsupported else ""
-
-
 def _check_consistency(scenario: Scenario) -> None:
     """Raise `PlannerError` for valid fields that contradict each other or the catalogs."""
     if not scenario.gpus:
@@ -608,10 +559,6 @@ def _check_consistency(scenario: Scenario) -> None:
                 refusals.append(error)
         if len(refusals) == len(scenario.gpus):
             raise refusals[0]
-    for served_by in (scenario.engine, *scenario.other_engines):
-        reasons = [explain_unsupported_artifact(kind, served_by) for kind in scenario.output_kinds]
-        if reasons and all(reasons):
-            raise PlannerError(f"files: {reasons[0]}")
     for candidate in scenario.gpus:
         if candidate.interconnect:
             resolve_link_bandwidth(candidate.gpu, candidate.interconnect)

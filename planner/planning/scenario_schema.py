@@ -6,7 +6,6 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_type_hints
 
 from pydantic import (
@@ -24,6 +23,7 @@ from planner.core.errors import PlannerError, check_known_names
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.engines.engine_args import LORA_RANKS, EngineArgs, format_media_limits
 from planner.engines.layout import SpeculationConfig
+from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.memory.memory_plan import MemoryTerm
@@ -36,6 +36,7 @@ MAX_GPUS_PER_KIND, MAX_SPARE_REPLICAS = 16_384, 1024
 """Largest `at_most` of a scenario's GPU, and `spare_replicas`, of a scenario or a plan.json."""
 MAX_G_CO2E_PER_KWH = 10_000
 """Largest `grid` of a scenario; burning lignite causes about 1,000."""
+LayoutSize = Literal["tp", "pp", "dp", "ep"]
 SettingValue = int | float | bool | str
 EngineArgValue = Annotated[SettingValue, BeforeValidator(format_media_limits)]
 """A value of an engine's argument; the only one that is no scalar states limits of media."""
@@ -56,12 +57,7 @@ DEFAULT_ARTIFACTS: tuple[ArtifactKind, ...] = (
 
 def _wrap_in_list(value: object) -> object:
     """Make a list of an item that is given without one."""
-    return (value,) if isinstance(value, str | dict) else value
-
-
-def _wrap_number(value: object) -> object:
-    """Make a list of a number that is given without one."""
-    return (value,) if isinstance(value, int) else value
+    return (value,) if isinstance(value, str | dict | int) else value
 
 
 def _parse_hours(value: object) -> object:
@@ -220,8 +216,7 @@ DAY_FIELDS = ("day", "office_hours", "office_days")
 """Fields of a workload that say how its traffic rises and falls."""
 
 
-@dataclass(frozen=True)
-class TrafficVolume:
+class TrafficVolume(NamedTuple):
     """Traffic as a bill states it: tokens (prompt and output) or requests of a day or a month.
 
     Days without traffic do not count among the days; a month is a mean one, with all its days.
@@ -230,11 +225,6 @@ class TrafficVolume:
     amount: float
     unit: str  # tokens or requests
     period: str  # day or month
-
-    def compute_peak_rps(self, tokens_per_request: float, day_s: float, month_s: float) -> float:
-        """Compute the busiest hour's requests/s, of which a day with traffic, or a month, has `day_s`."""
-        requests = self.amount / (tokens_per_request if self.unit == "tokens" else 1)
-        return requests / (day_s if self.period == "day" else month_s)
 
     def __str__(self) -> str:
         millions = self.amount / 1e6
@@ -414,7 +404,7 @@ class AdaptersEntry(StrictEntry):
     count: Annotated[int, Field(gt=0, le=10_000)]
     ranks: Annotated[
         tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...],
-        BeforeValidator(_wrap_number),
+        BeforeValidator(_wrap_in_list),
         Field(min_length=1),
     ] = (16,)
     zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
@@ -433,22 +423,14 @@ class AdaptersEntry(StrictEntry):
 class CandidateGpuEntry(StrictEntry):
     """A candidate GPU."""
 
-    gpu: str
+    gpu: Annotated[str, AfterValidator(lambda name: get_gpu(name).name)]
     at_most: Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)]
     gpus_per_node: Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)] | None = None
     interconnect: str | None = None
     sold_in: Annotated[
-        tuple[Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)], ...], BeforeValidator(_wrap_number)
+        tuple[Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)], ...],
+        BeforeValidator(_wrap_in_list),
     ] = ()
-
-
-class LayoutEntry(StrictEntry):
-    """Fixed parallel sizes; the search chooses the others and the replicas."""
-
-    tp: PositiveCount | None = None
-    pp: PositiveCount | None = None
-    dp: PositiveCount | None = None
-    ep: PositiveCount | None = None
 
 
 class SpeculationEntry(StrictEntry):
@@ -488,7 +470,7 @@ class ScenarioEntry(StrictEntry):
     engine: NameList = ("vllm",)
     engine_version: str | None = None
     engine_args: dict[str, EngineArgValue] = Field(default_factory=dict)
-    layout: LayoutEntry = Field(default_factory=LayoutEntry)
+    layout: dict[LayoutSize, PositiveCount | None] = Field(default_factory=dict)
     workload: WorkloadEntry
     adapters: AdaptersEntry | None = None
     service_level: dict[

@@ -69,9 +69,9 @@ def _compute_peak_rps(
         raise PlannerError(f"workload: {volume} need prompt_tokens and output_tokens")
     mean_fraction = day.mean_fraction if day else 1 / (entry.peak_to_mean or 1.0)
     day_hours = day.hours_a_day if day else HOURS_PER_DAY * mean_fraction
-    return volume.compute_peak_rps(
-        tokens_per_request, day_hours * 3600, HOURS_PER_MONTH * mean_fraction * 3600
-    )
+    requests = volume.amount / (tokens_per_request if volume.unit == "tokens" else 1)
+    hours = day_hours if volume.period == "day" else HOURS_PER_MONTH * mean_fraction
+    return requests / (hours * 3600)
 
 
 def parse_workload(

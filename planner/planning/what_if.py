@@ -5,10 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
+from typing import get_args
 
 from planner.core.errors import PlannerError
-from planner.core.number_format import format_limit_seconds
 from planner.core.progress import is_out_of_time, try_each
+from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import look_up_gpu_price
 from planner.planning.candidate import CLEARLY_LIKELIER, Candidate
@@ -16,10 +17,9 @@ from planner.planning.deployment_builder import load_format
 from planner.planning.engine_tuning import HOPELESS_MARGIN
 from planner.planning.evaluation import may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.scenario_schema import LayoutEntry
+from planner.planning.scenario_schema import LayoutSize
 from planner.planning.search import Plan, find_choice, is_promising, search_deployments
 from planner.planning.search_space import Family, breaks_power, build_families
-from planner.planning.slo import SloTarget
 
 SUGGESTED_GPUS = (
     "L40S",
@@ -49,14 +49,6 @@ class WhatIf:
 
     change: str
     plan: Plan
-
-    @property
-    def answer(self) -> str:
-        """The chosen deployment after the change with its price, or that there is none."""
-        return str(self.plan.chosen) if self.plan.chosen else "no plan meets the targets"
-
-    def __str__(self) -> str:
-        return f"{self.change}: {self.answer}"
 
 
 search_choice = partial(search_deployments, with_options=False)
@@ -93,7 +85,11 @@ def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
 
     If there is a plan, changes that can only make it cheaper get its cost as their budget.
     """
-    yield from _propose_cheaper_changes(plan) if plan.chosen else _propose_enabling_changes(plan)
+    yield from (
+        _propose_cheaper_changes(plan, plan.chosen)
+        if plan.chosen
+        else _propose_enabling_changes(plan)
+    )
 
 
 def _get_priced_choice(plan: Plan) -> Candidate | None:
@@ -159,7 +155,7 @@ def pin_candidate(scenario: Scenario, candidate: Candidate) -> Scenario:
         for each in scenario.gpus
         if each.gpu == deployment.gpu
     )
-    layout = {name: getattr(deployment.layout, name) for name in LayoutEntry.model_fields}
+    layout = {name: getattr(deployment.layout, name) for name in get_args(LayoutSize)}
     speculation = (
         scenario.speculation.model_copy(update={"allowed": drafts > 0})
         if scenario.speculation
@@ -187,34 +183,28 @@ def allow_formats(scenario: Scenario) -> Scenario | None:
 
     None where the scenario allows them all.
     """
-    allowed = scenario
-    for kind, _, changed in list_scenario_changes(scenario):
-        if kind in ("fp8", "awq"):
-            method = changed.quantizations[-1]
-            with suppress(PlannerError):  # a format that this model cannot take
-                load_format(scenario.model, method)
-                formats = (*allowed.quantizations, method)
-                allowed = replace(allowed, quantizations=formats)
-        elif kind == "cache":
-            allowed = replace(allowed, kv_cache_dtypes=changed.kv_cache_dtypes)
+    formats, caches = [*scenario.quantizations], [*scenario.kv_cache_dtypes]
+    for method in ("fp8", "awq"):
+        with suppress(PlannerError):  # a format that this model cannot take
+            load_format(scenario.model, method)
+            formats += [method] if method not in formats else []
+    caches += ["fp8"] if "fp8" not in caches else []
+    allowed = replace(scenario, quantizations=tuple(formats), kv_cache_dtypes=tuple(caches))
     return None if allowed == scenario else allowed
 
 
-def list_scenario_changes(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
+def _list_scenario_changes(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
     """Yield the changes of a scenario: kind, what it is called, and the changed scenario."""
     for kind, factor in (("twice", 2.0), ("half", 0.5)):
         scaled = replace(scenario, workload=scenario.workload.scale(factor))
         yield kind, f"{kind} the traffic", scaled
-    for target in scenario.slo_targets:
-        yield "limit", _describe_relaxed(target, 1.25), _relax_targets(scenario, 1.25, target)
     if scenario.slo_targets:
-        yield "limits", "every latency limit doubled", _relax_targets(scenario, 2.0)
+        relaxed = tuple(replace(each, seconds=2 * each.seconds) for each in scenario.slo_targets)
+        yield "limits", "every latency limit doubled", replace(scenario, slo_targets=relaxed)
     formats, caches = scenario.quantizations, scenario.kv_cache_dtypes
     for method, text in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
         if method not in formats:
-            yield method, text, replace(scenario, quantizations=(*formats, method))
-    if None in formats:
-        yield "own", "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
+            yield "format", text, replace(scenario, quantizations=(*formats, method))
     if "fp8" not in caches:
         yield "cache", "FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*caches, "fp8"))
     if scenario.speculation and not scenario.speculation.allowed:
@@ -222,29 +212,20 @@ def list_scenario_changes(scenario: Scenario) -> Iterator[tuple[str, str, Scenar
         yield "drafts", "speculative decoding allowed", replace(scenario, speculation=allowed)
 
 
-def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+def _propose_cheaper_changes(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, Scenario]]:
     """Propose other traffic, limits, formats and GPUs for a scenario with a plan."""
-    scenario, chosen = plan.scenario, plan.chosen
-    assert chosen is not None
-    layout, formats = chosen.deployment.layout, scenario.quantizations
-    performance = chosen.prediction.performance
-    is_quantized = None in formats and chosen.preference_key[0] != formats.index(None)
-    wanted = {
-        "twice": True,
+    layout, performance = chosen.deployment.layout, chosen.prediction.performance
+    pointless = {
         # several replicas would become about half as many
-        "half": layout.num_gpus > 1 and layout.replicas == 1,
-        "limit": layout.num_gpus > 1,
-        "limits": layout.num_gpus > 1,
-        "fp8": True,
-        "own": "fp8" in formats and is_quantized,
-        "cache": performance and performance.kv_usage_p99 > CROWDED_KV_USAGE,
-        "drafts": True,
+        "half": layout.num_gpus == 1 or layout.replicas > 1,
+        "limits": layout.num_gpus == 1,
+        "cache": not performance or performance.kv_usage_p99 <= CROWDED_KV_USAGE,
     }
-    for kind, text, changed in list_scenario_changes(scenario):
-        if wanted.get(kind):
+    for kind, text, changed in _list_scenario_changes(plan.scenario):
+        if not pointless.get(kind):
             times = 2 + 1 / layout.replicas if kind == "twice" else 1.0
-            yield text, changed if kind == "own" else limit_to_budget(changed, chosen, times)
-    if other := _propose_unlisted_gpus(scenario, chosen):
+            yield text, limit_to_budget(changed, chosen, times)
+    if other := _propose_unlisted_gpus(plan.scenario, chosen):
         yield f"{_describe_gpus(other)} (not on your list) for no more money", other
 
 
@@ -256,31 +237,12 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         for candidate in scenario.gpus
     )
     changes = [(f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more))]
-    if plan.best is None:
-        longest = int(scenario.workload.compute_total_tokens_quantile(0.95))
-        args = {**scenario.engine_args, "max_model_len": longest}
-        text = "max_model_len cut to the p95 of prompt + output"
-        changes.append((text, replace(scenario, engine_args=args)))
-    wanted = {"fp8", "awq", "cache", "drafts", *(("half", "limits") if plan.best else ())}
-    others = list_scenario_changes(scenario)
-    changes += [(text, changed) for kind, text, changed in others if kind in wanted]
+    useless = {"twice"} if plan.best else {"twice", "half", "limits"}
+    listed = _list_scenario_changes(scenario)
+    changes += [(text, changed) for kind, text, changed in listed if kind not in useless]
     yield from (change for change in changes if _select_promising_gpus(change[1]))
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
         yield f"{_describe_gpus(other)} (not on your list)", other
-
-
-def _describe_relaxed(target: SloTarget, factor: float) -> str:
-    before, after = (format_limit_seconds(target.seconds * times) for times in (1.0, factor))
-    return f"limit of {target.name} relaxed from {before} to {after}"
-
-
-def _relax_targets(scenario: Scenario, factor: float, only: SloTarget | None = None) -> Scenario:
-    """Multiply every limit by `factor`, or that of one target."""
-    targets = tuple(
-        replace(target, seconds=target.seconds * factor) if only in (None, target) else target
-        for target in scenario.slo_targets
-    )
-    return replace(scenario, slo_targets=targets)
 
 
 def _use_other_gpus(scenario: Scenario) -> Scenario:
@@ -317,36 +279,30 @@ def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scen
 def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
     """Keep the GPUs with most capacity for their price, likely ones first; None if none can be feasible.
 
-    Probability and capacity are analytical estimates.
+    Probability and capacity are analytical estimates of every layout on up to two machines, in as
+    many replicas as allowed.
     """
     values = {}  # (is likely, has a price, capacity per USD or GPU) of the best candidate
     for candidate_gpu in scenario.gpus:
+        families = list[Family]()
+        for quantization in scenario.quantizations:
+            single = replace(
+                scenario, gpus=(candidate_gpu,), quantizations=(quantization,),
+                kv_cache_dtypes=scenario.kv_cache_dtypes[-1:], speculation=None,
+            )  # fmt: skip
+            with suppress(PlannerError):  # a format that this model cannot take
+                families += build_families(single, _fits_two_machines)[0]
         rates = [
             (is_promising(each), not each.cost_key[0], performance.capacity.mid / each.cost_key[1])
-            for each in _evaluate_all_layouts(scenario, candidate_gpu)
-            if may_be_feasible(each) and each.limit_utilization <= HOPELESS_MARGIN
+            for family in families if not breaks_power(scenario, family, 1)
+            if may_be_feasible(each := family.most) and each.limit_utilization <= HOPELESS_MARGIN
             if (performance := each.prediction.performance) and performance.capacity
-        ]
+        ]  # fmt: skip
         if rates:
             values[candidate_gpu] = max(rates)
     best = sorted(values, key=lambda gpu: values[gpu], reverse=True)[:MAX_SUGGESTED_GPUS_SEARCHED]
     return replace(scenario, gpus=tuple(best)) if best else None
 
 
-def _evaluate_all_layouts(scenario: Scenario, candidate_gpu: CandidateGpu) -> list[Candidate]:
-    """Evaluate every layout on up to two machines, in as many replicas as allowed, analytically."""
-    max_gpus = 2 * candidate_gpu.max_machine_gpus
-    families = list[Family]()
-    single = replace(
-        scenario,
-        gpus=(candidate_gpu,),
-        kv_cache_dtypes=scenario.kv_cache_dtypes[-1:],
-        speculation=None,
-    )
-    for quantization in scenario.quantizations:
-        with suppress(PlannerError):  # a format that this model cannot take
-            families += build_families(
-                replace(single, quantizations=(quantization,)),
-                lambda _, layout: layout.num_gpus <= max_gpus,
-            )[0]
-    return [family.most for family in families if not breaks_power(scenario, family, 1)]
+def _fits_two_machines(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
+    return layout.num_gpus <= 2 * candidate_gpu.max_machine_gpus
