@@ -254,16 +254,6 @@ def test_a_wrong_figure_on_a_surface_is_noticed() -> None:
     )  # fmt: skip
 
 
-def test_a_limit_that_is_no_latency_is_missed_everywhere() -> None:
-    """One watt is too little for any GPU: no surface says that every target is met."""
-    plan = small_plan({"power_at_most": 1, "gpus.0.at_most": 1, "workload.rate": 1})
-    answer = build_answer(plan)
-    memo, best = build_memo(answer), answer.best
-    assert answer.verdict == "nothing_meets" and best and best.probability < 0.01
-    assert "power" in memo.finding and "Every target" not in memo.finding
-    assert any(bar.name == "Power" and bar.state == "missed" for bar in memo.bars)
-
-
 def test_an_answer_that_is_added_to_keeps_its_offers() -> None:
     plan = small_plan()
     first = build_answer(plan, ["surge"])

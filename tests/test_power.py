@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.answers.build import build_offer
-from planner.answers.serialization import serialize_offer
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
 from planner.hardware.gpus import list_gpus
-from planner.hardware.grids import get_grid, load_grids
 from planner.latency import power
 from planner.latency.power import (
     GpuActivity,
@@ -23,10 +20,7 @@ from planner.latency.power import (
     get_gpu_energy,
 )
 from planner.planning.disaggregated import evaluate_disaggregated
-from planner.planning.evaluation import estimate_energy, evaluate_candidate
 from planner.planning.prediction import evaluate
-from planner.planning.scenario import load_scenario
-from planner.ui.commands.options import TEMPLATE_DIR
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -255,38 +249,3 @@ def test_every_gpu_reaches_its_limit():
         flops = 0.7 * max(gpu.peak_flops.get(dtype, 0.0) for dtype in ("bf16", "fp16"))
         done = GpuActivity(0.7 * gpu.memory_bandwidth, (flops, 0.0), 1.0, 0.5)
         assert estimate_board_power(gpu, done).mid > 0.8 * gpu.board_limit_w, gpu.name
-
-
-def test_a_kilowatt_hour_causes_what_its_grid_says():
-    """One H100 in a month of 730.5 hours; Ember's figures of 2024: Germany 344 g, France 44 g."""
-    scenario = load_scenario(TEMPLATE_DIR / "scenario.yaml", {"grid": "germany"})
-    candidate = evaluate_candidate(scenario, deploy_on(scenario.model, "H100"), 1)
-    watts = candidate.prediction.total_power_w.mid
-    german = serialize_offer(scenario, build_offer(scenario, candidate))["carbon"]
-    assert german["kg_co2e_per_month"][0] == pytest.approx(watts / 1e3 * 730.5 * 0.344)
-    energy = dict(estimate_energy(scenario, candidate))
-    assert energy["kg CO2e a month at 344 g/kWh (Germany 2024), of the GPUs alone"].mid == (
-        pytest.approx(german["kg_co2e_per_month"][0])
-    )
-    in_france = replace(scenario, grid=get_grid("France"))
-    french = serialize_offer(in_france, build_offer(in_france, candidate))["carbon"]
-    for name in ("kg_co2e_per_month", "kg_co2e_per_mtok_output"):
-        assert german[name][0] / french[name][0] == pytest.approx(344 / 44)
-    nowhere = replace(scenario, grid=None)
-    assert serialize_offer(nowhere, build_offer(nowhere, candidate))["carbon"] is None
-
-
-def test_grids_lie_between_hydropower_and_coal():
-    """IPCC AR5 WG3, annex III, lifecycle g CO2e per kWh: wind and water from 11, coal up to 910."""
-    assert {11 < entry.g_co2e_per_kwh < 910 for entry in load_grids().values()} == {True}
-    assert get_grid("uk") == get_grid("United Kingdom") and get_grid(50).g_co2e_per_kwh == 50
-    with pytest.raises(PlannerError, match="unknown grid 'Germny'; did you mean Germany"):
-        get_grid("Germny")
-
-
-@pytest.mark.parametrize("grid", [0, -1, True, [1], 1e6])
-def test_a_grid_is_a_country_or_grams(grid):
-    with pytest.raises(
-        PlannerError, match="field grid: must be a country or g CO2e per kWh above 0"
-    ):
-        load_scenario(TEMPLATE_DIR / "scenario.yaml", {"grid": grid})

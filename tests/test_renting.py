@@ -157,27 +157,6 @@ def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
     )
 
 
-def test_a_start_or_a_power_limit_that_nothing_keeps_is_what_binds() -> None:
-    slow, hungry = (
-        search_analytically(small(start_up_at_most=5)),
-        search_analytically(small(power_at_most=40)),
-    )
-    assert (
-        slow.chosen is None
-        and slow.binding_constraint.constraint == "start-up"
-        and "above 5 s" in str(slow)
-    )
-    assert (
-        hungry.chosen is None
-        and "the mean power of all GPUs is" in str(hungry)
-        and "above 40 W" in str(hungry)
-    )
-    unknown = search_analytically(
-        small(engine="sglang", engine_version=None, start_up_at_most=5)
-    ).best
-    assert unknown and any("start-up of a replica is not known" in risk for risk in unknown.risks)
-
-
 def test_a_stock_that_holds_no_replica_with_its_spare_is_a_rejection() -> None:
     plan = search_analytically(small(sold_in=[8], spare_replicas=32))
     assert (

@@ -61,8 +61,8 @@ Basis = Literal["always on", "for the job", "scaled by the hour", "stopped witho
 class Limit:
     """One limit of the scenario, and what a deployment takes of it."""
 
-    kind: Literal["latency", "load", "job", "users", "resource", "rejected"]
-    name: str  # "p95 TTFT", "load", "start-up"
+    kind: Literal["latency", "load", "job", "users", "rejected"]
+    name: str  # "p95 TTFT", "load"
     unit: str  # "s", "requests/s", "h", "requests", "W", or "" for a share
     value: float  # expected
     limit: float
@@ -86,16 +86,6 @@ class Bill:
     basis: Basis
     usd: float
     usd_per_mtok: float | None = None  # of the tokens that are priced
-
-
-@dataclass(frozen=True)
-class Carbon:
-    """Emissions of the GPUs' electricity."""
-
-    g_co2e_per_kwh: float
-    source: str
-    kg_co2e_per_month: Interval | None  # None for a job
-    kg_co2e_per_mtok_output: Interval | None
 
 
 @dataclass(frozen=True)
@@ -150,7 +140,6 @@ class Offer:
     offered_rps: float  # what is admitted, or comes from a closed loop
     free_capacity: float | None  # negative when overloaded
     energy: tuple[tuple[str, Interval], ...]  # unit and value
-    carbon: Carbon | None
     startup: StartupTime | None
     kv_transfer: tuple[float, float] | None  # bytes/s of a link, and seconds for a mean prompt
     cache_hit_fraction: float

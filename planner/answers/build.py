@@ -12,7 +12,6 @@ from planner.answers.answer import (
     Basis,
     Bill,
     Binding,
-    Carbon,
     Change,
     CostCurve,
     KindOffer,
@@ -44,7 +43,6 @@ from planner.deploy.artifacts import (
 from planner.engines.deployment import choose_machines
 from planner.engines.model_registries import judge_model_support
 from planner.hardware.gpus import get_gpu
-from planner.hardware.grids import JOULES_PER_KWH
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.latency.lora_adapters import (
     compute_adapter_costs,
@@ -69,7 +67,6 @@ from planner.planning.evaluation import (
     estimate_run_hours,
     get_capacity_rps,
     get_load_limit_name,
-    list_resource_limits,
 )
 from planner.planning.growth import find_growth_limit, judge_surge
 from planner.planning.max_load import is_least_load
@@ -80,8 +77,6 @@ from planner.planning.search import Plan
 from planner.planning.slo import (
     LimitOdds,
     compute_tolerance,
-    get_limit_status,
-    get_pessimistic_value,
     get_range_at,
 )
 from planner.planning.tolerance import simulate_candidate
@@ -162,7 +157,6 @@ def build_offer(scenario: Scenario, candidate: Candidate, allowed: Scenario | No
         offered_rps=compute_offered_rps(scenario, prediction),
         free_capacity=compute_free_capacity(scenario, prediction),
         energy=tuple(energy),
-        carbon=_estimate_carbon(scenario, candidate),
         startup=estimate_startup(deployment, scenario.storage),
         kv_transfer=_estimate_transfer(scenario, candidate),
         cache_hit_fraction=prediction.effective_workload.cache_hit_fraction if performance else 0.0,
@@ -228,20 +222,6 @@ def _list_machine_sizes(candidate: Candidate) -> list[int]:
     ]
 
 
-def _estimate_carbon(scenario: Scenario, candidate: Candidate) -> Carbon | None:
-    """Estimate the emissions of the GPUs' electricity; None without a grid or a known power."""
-    grid, power_w = scenario.grid, candidate.prediction.total_power_w
-    if grid is None or power_w is None:
-        return None
-    joules = candidate.prediction.joules_per_output_token
-    return Carbon(
-        grid.g_co2e_per_kwh,
-        grid.source,
-        None if scenario.offline else power_w * (HOURS_PER_MONTH / 1e3 * grid.kg_co2e_per_kwh),
-        joules and joules * (1e6 / JOULES_PER_KWH * grid.kg_co2e_per_kwh),
-    )
-
-
 def _list_limits(scenario: Scenario, candidate: Candidate) -> Iterator[Limit]:
     """List the limits of a candidate: latencies, then the load, then others."""
     prediction, z = candidate.prediction, compute_tolerance(scenario.confidence)
@@ -257,13 +237,6 @@ def _list_limits(scenario: Scenario, candidate: Candidate) -> Iterator[Limit]:
         )  # fmt: skip
     if load := _build_load_limit(scenario, candidate, z):
         yield load
-    for name, _, amount, limit in list_resource_limits(scenario, prediction):
-        if amount is not None:
-            use, worst = amount / limit.value, get_pessimistic_value(amount, z)
-            yield Limit(
-                "resource", name, limit.unit, amount.mid, limit.value, worst, get_range_at(use, z),
-                worst / limit.value, get_limit_status(use, z),
-            )  # fmt: skip
     refused, allowed = prediction.rejected_fraction, scenario.refused_at_most
     if refused > allowed:
         share = refused / max(allowed, 1e-6)

@@ -214,7 +214,6 @@ def serialize_offer(scenario: Scenario, offer: Offer) -> Fields:
         },
         "power_w": _to_json(prediction.total_power_w),
         "joules_per_output_token": _to_json(prediction.joules_per_output_token),
-        "carbon": _to_json(offer.carbon),
         "start_up_s": offer.startup and offer.startup.total.as_json_list,
         "limits": [_serialize_limit(limit) for limit in offer.limits],
         "memory_bytes_per_gpu": offer.memory.bytes_by_part,

@@ -36,8 +36,6 @@ MAX_GROWTH_STEPS = 8
 """Largest number of times that workers are added."""
 MAX_SIMULATED_POOLS = 6
 """Largest number of pools that are simulated in full."""
-UNFIXABLE_CONSTRAINTS = {"power", "start-up", "max_model_len"}
-"""Constraints that no more workers relax."""
 
 
 def explain_skipped_pools(scenario: Scenario) -> str:
@@ -177,9 +175,7 @@ def _add_workers_until_feasible(
         ):
             break
         best = candidate if best is None or candidate.rank_key < best.rank_key else best
-        if (candidate.is_feasible and not candidate.at_risk) or UNFIXABLE_CONSTRAINTS & {
-            *candidate.violated_constraints
-        }:
+        if candidate.is_confident or "max_model_len" in candidate.violated_constraints:
             break
         overload = max(candidate.capacity_utilization - 1, 0.0)
         more_prefill, more_decode = (

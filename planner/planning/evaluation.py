@@ -1,7 +1,7 @@
 """Evaluate one deployment under the scenario's workload, and check its SLOs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +10,6 @@ from planner.core.number_format import format_distinct, format_number
 from planner.engines.deployment import Deployment
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.latency.performance import Performance
-from planner.latency.startup_time import estimate_startup
 from planner.planning.candidate import Candidate
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.prediction import Prediction, evaluate_batch
@@ -18,7 +17,6 @@ from planner.planning.scenario import Scenario
 from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,
     LimitOdds,
-    ResourceLimit,
     SloTarget,
     compute_asked_tolerance,
     estimate_tolerance_from_interval,
@@ -56,7 +54,7 @@ def evaluate_candidates(
     ]
 
 
-REPLICA_LIMITS = {"start-up", "max_model_len"}
+REPLICA_LIMITS = {"max_model_len"}
 """Limits of one replica, known without a replay, that no number of replicas helps to keep."""
 
 
@@ -122,15 +120,6 @@ def check_against_slos(
         refused = prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6)
         violations.append(("max_model_len", text))
         utilization = max(utilization, refused)
-    for name, text, value, bound in list_resource_limits(scenario, prediction):
-        if value is None:
-            risks.append(f"{text} is not known, and {bound} is the limit")
-            continue
-        utilization = max(utilization, value.mid / bound.value)
-        if value.mid > bound.value:
-            violations.append((name, f"{text} is {bound.format_amount(value.mid)}, above {bound}"))
-        elif value.hi > bound.value:
-            risks.append(f"{text} may reach {bound.format_amount(value.hi)}, above {bound}")
     p_memory = compute_memory_probability(prediction)
     if p_memory < confidence:
         risks.append(prediction.memory.reason or "it may run out of memory")
@@ -218,29 +207,6 @@ def _describe_latency(target: SloTarget, limit: LimitOdds) -> str:
     reach = format_latency(seconds, target.seconds)
     verb = "is" if missed else "reach"
     return f"{target.name}{may} {verb} {reach}, above {format_latency(target.seconds)}"
-
-
-def list_resource_limits(
-    scenario: Scenario, prediction: Prediction
-) -> Iterator[tuple[str, str, Interval | None, ResourceLimit]]:
-    """Yield name, text, predicted value and limit for each limit that is not an SLO."""
-    if scenario.start_up_at_most is not None:
-        startups = [estimate_startup(pool, scenario.storage) for pool in prediction.pools]
-        totals = [startup.total for startup in startups if startup]
-        slowest = max(totals, key=lambda total: total.mid) if len(totals) == len(startups) else None
-        yield (
-            "start-up",
-            "the start-up of a replica",
-            slowest,
-            ResourceLimit(scenario.start_up_at_most, "s"),
-        )
-    if scenario.power_at_most is not None:
-        yield (
-            "power",
-            "the mean power of all GPUs",
-            prediction.total_power_w,
-            ResourceLimit(scenario.power_at_most, "W"),
-        )
 
 
 def _compute_capacity_utilization(scenario: Scenario, prediction: Prediction) -> float:
@@ -336,9 +302,6 @@ def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str,
         ("W per GPU on average", prediction.gpu_power_w),
         (f"kWh {period}", kwh),
     ]
-    if scenario.grid:
-        label = f"kg CO2e {period} at {scenario.grid}, of the GPUs alone"
-        figures.append((label, kwh * scenario.grid.kg_co2e_per_kwh))
     if joules := prediction.joules_per_output_token:
         figures.append(("J per output token", joules))
     return figures

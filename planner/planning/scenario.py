@@ -25,7 +25,6 @@ from planner.engines.engine import Engine, get_engine, list_engines
 from planner.engines.engine_args import resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
-from planner.hardware.grids import Grid, get_grid
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, find_seller, look_up_gpu_price
 from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
 from planner.latency.startup_time import validate_storage
@@ -112,8 +111,6 @@ class Scenario:
     owned_usd_per_hour: Mapping[str, float]  # of a purchase, without power, by GPU
     budget_usd_per_hour: float | None
     spare_replicas: int  # that may fail while every SLO is still met
-    start_up_at_most: float | None  # seconds until a replica answers, without caches
-    power_at_most: float | None  # mean W of all GPUs under the planned load
     other_tenants: int  # bytes on each GPU
     host_memory_gib: float  # GiB per GPU that may keep KV blocks
     memory_calibration: Mapping[str, float]  # bytes to add to terms of every memory plan
@@ -124,7 +121,6 @@ class Scenario:
     other_engines: tuple[Engine, ...]  # also allowed
     output_kinds: tuple[ArtifactKind, ...]  # files to write
     daily_profile: DailyProfile | None = None
-    grid: Grid | None = None  # whose electricity the GPUs draw
     replicas_at_least: int = 1  # in the quietest hour
     open_figure: OpenFigure | None = None  # that the search has to find
     found_figure: OpenFigure | None = None  # that it has found; a limit is that of the first SLO
@@ -286,8 +282,7 @@ def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
 
 
 FIELDS_COPIED_FROM_FILE = (
-    "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most",
-    "power_at_most", "host_memory_gib",
+    "model", "refused_at_most", "context_buffer", "spare_replicas", "host_memory_gib",
     "speculation", "replicas_at_least", "confidence",
 )  # fmt: skip
 """Fields that a scenario takes from its file unchanged."""
@@ -342,7 +337,6 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 get_gpu(name).name: bought.usd_per_hour for name, bought in entry.owned.items()
             },
             budget_usd_per_hour=entry.budget.per_hour if entry.budget else None,
-            grid=None if entry.grid is None else get_grid(entry.grid),
             open_figure=entry.open_figure,
             volume=entry.workload.volume,
             peak_to_mean=entry.workload.peak_to_mean or 1.0,

@@ -34,8 +34,6 @@ from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
 
 MAX_GPUS_PER_KIND, MAX_SPARE_REPLICAS = 16_384, 1024
 """Largest `at_most` of a scenario's GPU, and `spare_replicas`, of a scenario or a plan.json."""
-MAX_G_CO2E_PER_KWH = 10_000
-"""Largest `grid` of a scenario; burning lignite causes about 1,000."""
 LayoutSize = Literal["tp", "pp", "dp", "ep"]
 SettingValue = int | float | bool | str
 EngineArgValue = Annotated[SettingValue, BeforeValidator(format_media_limits)]
@@ -84,16 +82,6 @@ def _check_lengths_given(value: object) -> object:
             "lengths", "must be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}"
         )
     return value
-
-
-def _check_grid(grid: object) -> object:
-    """Return a grid unchanged: a country's name, or its g CO2e per kWh."""
-    if grid is None or isinstance(grid, str):
-        return grid
-    if isinstance(grid, int | float) and type(grid) is not bool and 0 < grid <= MAX_G_CO2E_PER_KWH:
-        return grid
-    accepted = f"must be a country or g CO2e per kWh above 0, up to {MAX_G_CO2E_PER_KWH:,}"
-    raise PydanticCustomError("grid", accepted)
 
 
 def _check_rate(rate: float) -> float:
@@ -460,7 +448,7 @@ class SpeculationEntry(StrictEntry):
 class ScenarioEntry(StrictEntry):
     """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
 
-    field_units: ClassVar = {"service_level": "ms", "start_up_at_most": "s"}
+    field_units: ClassVar = {"service_level": "ms"}
 
     question: str = ""
     model: str
@@ -490,9 +478,6 @@ class ScenarioEntry(StrictEntry):
     instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)
     spare_replicas: Annotated[int, Field(ge=0, le=MAX_SPARE_REPLICAS)] = 0
     replicas_at_least: Annotated[int, Field(ge=0, le=1024)] = 1
-    start_up_at_most: PositiveNumber | None = None
-    power_at_most: PositiveNumber | None = None
-    grid: Annotated[str | float | None, BeforeValidator(_check_grid)] = None
     other_tenants_gib: NonNegativeNumber = 0.0
     host_memory_gib: NonNegativeNumber = 0.0
     memory_calibration: dict[MemoryTerm, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(

@@ -72,7 +72,6 @@ from planner.planning.scenario import Scenario
 from planner.planning.search_space import (
     Family,
     RejectedOption,
-    breaks_power,
     build_families,
     estimate_fewest,
     fits_in_machine,
@@ -504,9 +503,6 @@ class _Search:
                 self._refute(tuned, family, probability, margin)
         few, best = self._count_fewest(family, probability), None
         many = family.count_affordable(self.scenario, max_price)
-        if few <= many and breaks_power(self.scenario, family, few):
-            self._refute(family.most.deployment, family, probability, math.inf)
-            return None
         advance()
         self.probed.add(family.start)
         low, least, count = few, many + 1, many if math.isfinite(max_price[1]) else few

@@ -25,7 +25,7 @@ from planner.planning.candidate import (
 )
 from planner.planning.deployment_builder import build_deployment, load_format
 from planner.planning.engine_tuning import generate_roomier, generate_startable
-from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
+from planner.planning.evaluation import evaluate_candidates
 from planner.planning.scenario import CandidateGpu, Scenario
 
 
@@ -126,14 +126,6 @@ def build_families(
         )
     ]
     return families, rejected
-
-
-def breaks_power(scenario: Scenario, family: Family, replicas: int) -> bool:
-    """Tell whether so many replicas, and then more as well, take more power than the scenario allows."""
-    if scenario.power_at_most is None:
-        return False
-    found = evaluate_candidate(scenario, family.start, replicas, family.preference_key)
-    return "power" in found.violated_constraints
 
 
 def estimate_fewest(

@@ -186,21 +186,6 @@ class SloTarget:
         return f"{self.name} of at most {self.seconds * 1e3:,.0f} ms"
 
 
-@dataclass(frozen=True)
-class ResourceLimit:
-    """An upper limit of a quantity, with its unit."""
-
-    value: float
-    unit: str
-
-    def format_amount(self, amount: float) -> str:
-        """Format an amount in the same unit, with enough digits to differ from the limit."""
-        return f"{amount:,.{0 if abs(amount - self.value) >= 1 else 2}f} {self.unit}"
-
-    def __str__(self) -> str:
-        return f"{self.value:,.10g} {self.unit}"
-
-
 def get_limit_status(use: Interval, z: float) -> LimitStatus:
     """Return the status of a limit of which `use` is taken, at `z` standard deviations."""
     if use.mid > 1:

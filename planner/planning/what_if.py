@@ -19,7 +19,7 @@ from planner.planning.evaluation import may_be_feasible
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import LayoutSize
 from planner.planning.search import Plan, find_choice, is_promising, search_deployments
-from planner.planning.search_space import Family, breaks_power, build_families
+from planner.planning.search_space import Family, build_families
 
 SUGGESTED_GPUS = (
     "L40S",
@@ -39,8 +39,8 @@ CLEARLY_CHEAPER = 0.95
 """Share of the plan's price that something outside the scenario costs at most, or its gain for no more, to be named."""
 FAIR_CHANCE = 0.25
 """Probability from which on something cheaper is worth a benchmark."""
-CROWDED_KV_USAGE = 0.5
-"""p99 use of the KV cache pool above which a smaller KV cache format could change the answer."""
+TWICE, HALF = "twice the traffic", "half the traffic"
+RELAXED = "every latency limit doubled"
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,22 @@ def search_to_end(
 def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """Yield a description and the changed scenario for each change that could matter to `plan`.
 
-    If there is a plan, changes that can only make it cheaper get its cost as their budget.
+    If there is a plan, changes that can only make it cheaper get its cost as their budget; other
+    formats and GPUs are options of its own (`find_unlisted_format`, `find_unlisted_gpu`).
     """
-    yield from (
-        _propose_cheaper_changes(plan, plan.chosen)
-        if plan.chosen
-        else _propose_enabling_changes(plan)
-    )
+    if (chosen := plan.chosen) is None:
+        yield from _propose_enabling_changes(plan.scenario)
+        return
+    layout = chosen.deployment.layout
+    # several replicas would become about half as many
+    pointless = {
+        HALF: layout.num_gpus == 1 or layout.replicas > 1,
+        RELAXED: layout.num_gpus == 1,
+    }
+    for text, changed in _list_changes(plan.scenario):
+        if not pointless.get(text):
+            times = 2 + 1 / layout.replicas if text == TWICE else 1.0
+            yield text, limit_to_budget(changed, chosen, times)
 
 
 def _get_priced_choice(plan: Plan) -> Candidate | None:
@@ -115,9 +124,12 @@ def find_unlisted_format(plan: Plan) -> tuple[Candidate, Scenario] | None:
 def find_unlisted_gpu(plan: Plan) -> tuple[Candidate, Scenario] | None:
     """Find a plan on another kind of GPU, which the scenario does not list; as a format is found."""
     chosen = _get_priced_choice(plan)
-    if chosen is None or (promising := _propose_unlisted_gpus(plan.scenario, chosen)) is None:
+    if chosen is None:
         return None
-    return _find_better(promising, chosen)
+    others = limit_to_budget(_use_other_gpus(plan.scenario), chosen, 1.0)
+    return (
+        _find_better(promising, chosen) if (promising := _select_promising_gpus(others)) else None
+    )
 
 
 def find_measure_first(plan: Plan) -> Candidate | None:
@@ -193,56 +205,33 @@ def allow_formats(scenario: Scenario) -> Scenario | None:
     return None if allowed == scenario else allowed
 
 
-def _list_scenario_changes(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
-    """Yield the changes of a scenario: kind, what it is called, and the changed scenario."""
-    for kind, factor in (("twice", 2.0), ("half", 0.5)):
-        scaled = replace(scenario, workload=scenario.workload.scale(factor))
-        yield kind, f"{kind} the traffic", scaled
+def _list_changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Yield what a change of traffic, limits or drafts is called, and the changed scenario."""
+    for text, factor in ((TWICE, 2.0), (HALF, 0.5)):
+        yield text, replace(scenario, workload=scenario.workload.scale(factor))
     if scenario.slo_targets:
         relaxed = tuple(replace(each, seconds=2 * each.seconds) for each in scenario.slo_targets)
-        yield "limits", "every latency limit doubled", replace(scenario, slo_targets=relaxed)
-    formats, caches = scenario.quantizations, scenario.kv_cache_dtypes
-    for method, text in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
-        if method not in formats:
-            yield "format", text, replace(scenario, quantizations=(*formats, method))
-    if "fp8" not in caches:
-        yield "cache", "FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*caches, "fp8"))
+        yield RELAXED, replace(scenario, slo_targets=relaxed)
     if scenario.speculation and not scenario.speculation.allowed:
         allowed = scenario.speculation.model_copy(update={"allowed": True})
-        yield "drafts", "speculative decoding allowed", replace(scenario, speculation=allowed)
+        yield "speculative decoding allowed", replace(scenario, speculation=allowed)
 
 
-def _propose_cheaper_changes(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, Scenario]]:
-    """Propose other traffic, limits, formats and GPUs for a scenario with a plan."""
-    layout, performance = chosen.deployment.layout, chosen.prediction.performance
-    pointless = {
-        # several replicas would become about half as many
-        "half": layout.num_gpus == 1 or layout.replicas > 1,
-        "limits": layout.num_gpus == 1,
-        "cache": not performance or performance.kv_usage_p99 <= CROWDED_KV_USAGE,
-    }
-    for kind, text, changed in _list_scenario_changes(plan.scenario):
-        if not pointless.get(kind):
-            times = 2 + 1 / layout.replicas if kind == "twice" else 1.0
-            yield text, limit_to_budget(changed, chosen, times)
-    if other := _propose_unlisted_gpus(plan.scenario, chosen):
-        yield f"{_describe_gpus(other)} (not on your list) for no more money", other
-
-
-def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+def _propose_enabling_changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Propose changes that might make an infeasible scenario feasible."""
-    scenario = plan.scenario
     more = tuple(
         replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus))
         for candidate in scenario.gpus
     )
-    changes = [(f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more))]
-    useless = {"twice"} if plan.best else {"twice", "half", "limits"}
-    listed = _list_scenario_changes(scenario)
-    changes += [(text, changed) for kind, text, changed in listed if kind not in useless]
-    yield from (change for change in changes if _select_promising_gpus(change[1]))
+    changes = {f"up to {more[0].max_gpus} GPUs": replace(scenario, gpus=more)}
+    if formats := allow_formats(scenario):
+        changes["other formats allowed"] = formats
+    changes |= dict(_list_changes(scenario))
+    del changes[TWICE]
+    yield from ((text, each) for text, each in changes.items() if _select_promising_gpus(each))
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
-        yield f"{_describe_gpus(other)} (not on your list)", other
+        names = " or ".join(candidate.gpu.name for candidate in other.gpus)
+        yield f"{names} (not on your list)", other
 
 
 def _use_other_gpus(scenario: Scenario) -> Scenario:
@@ -251,14 +240,6 @@ def _use_other_gpus(scenario: Scenario) -> Scenario:
     max_gpus = max(FALLBACK_MAX_GPUS, *(candidate.max_gpus for candidate in scenario.gpus))
     others = [gpu for gpu in map(get_gpu, SUGGESTED_GPUS) if gpu not in named]
     return replace(scenario, gpus=tuple(CandidateGpu(gpu, max_gpus) for gpu in others))
-
-
-def _propose_unlisted_gpus(scenario: Scenario, chosen: Candidate) -> Scenario | None:
-    return _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, 1.0))
-
-
-def _describe_gpus(scenario: Scenario) -> str:
-    return " or ".join(candidate.gpu.name for candidate in scenario.gpus)
 
 
 def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
@@ -294,7 +275,7 @@ def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
                 families += build_families(single, _fits_two_machines)[0]
         rates = [
             (is_promising(each), not each.cost_key[0], performance.capacity.mid / each.cost_key[1])
-            for family in families if not breaks_power(scenario, family, 1)
+            for family in families
             if may_be_feasible(each := family.most) and each.limit_utilization <= HOPELESS_MARGIN
             if (performance := each.prediction.performance) and performance.capacity
         ]  # fmt: skip

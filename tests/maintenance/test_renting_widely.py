@@ -19,14 +19,3 @@ def test_a_spare_replica_never_costs_less_and_serves_nothing(
     for candidate in some.candidates:
         if other := same.get(candidate.identity_key):
             assert candidate.prediction.performance == other.prediction.performance
-
-
-@QUICK
-@given(rate=RATES, factor=st.sampled_from([1.0, 1.3, 2.0, 4.0]))
-def test_a_tighter_limit_never_costs_less(rate: float, factor: float) -> None:
-    for name, limit in (("start_up_at_most", 60.0), ("power_at_most", 300.0)):
-        assert (
-            usd(rate=rate)
-            <= usd(rate=rate, **{name: limit * factor})
-            <= usd(rate=rate, **{name: limit})
-        )
