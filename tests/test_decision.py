@@ -13,6 +13,7 @@ from planner.answers.build import build_answer
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import deploy_on
+from planner.hardware.gpus import get_gpu
 from planner.latency.step_model import build_step_model
 from planner.planning.candidate import Candidate, sort_by_rule
 from planner.planning.engine_tuning import generate_neighbours, tune_to_margin
@@ -104,6 +105,30 @@ def test_for_two_percent_more_the_plan_that_is_five_points_likelier_is_chosen() 
     assert sort_by_rule([far, near, cheap])[0] is near
     assert sort_by_rule([cheap, plant(158, 0.87), far])[0] is cheap
     assert sort_by_rule([cheap, far])[0] is cheap
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("ratio", "is_own"), [(0.9, True), (1.0, True), (1.015, True), (1.05, False)]
+)
+def test_of_a_tie_the_gpu_that_is_owned_is_taken(
+    order: tuple[int, int], ratio: float, is_own: bool
+) -> None:
+    """Either card serves two requests a minute; the bought one costs `ratio` times the rent of 80 cents.
+
+    A dollar an hour is $730.5 a month: $0.80 over 3 years are 0.80 x 730.5 x 36 = $21,038.
+    """
+    kinds = [{"gpu": "L40S", "at_most": 1}, {"gpu": "RTX-6000-Ada", "at_most": 1}]
+    bought = {"purchase_usd": ratio * 0.80 * 730.5 * 36, "years": 3}
+    plan = plan_chat(
+        {
+            "quantization": ["fp8"], "gpus": [kinds[k] for k in order], "workload.rate": 0.03,
+            "service_level.tpot.p95": 300, "prices": {"L40S": 0.80},
+            "owned": {"RTX-6000-Ada": bought},
+        }
+    )  # fmt: skip
+    assert plan.chosen is not None
+    assert (plan.chosen.deployment.gpu.name == get_gpu("RTX-6000-Ada").name) == is_own
 
 
 @pytest.mark.slow

@@ -126,5 +126,5 @@ def test_lint_explain_log_and_diagnose_name_what_suffices(
             " length is 18432.\n"
         )
     assert main(["explain-log", log, "--gpu", "H100"]) == 1
-    assert "an FP8 checkpoint of the model: frees" in capsys.readouterr().out
+    assert "an FP8 checkpoint of the model: gains" in capsys.readouterr().out
     assert "explain-log with --gpu" in str(diagnose(log=log))

@@ -6,7 +6,6 @@ from typing import Any
 
 from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment, deploy_on
-from planner.latency.performance import Performance
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.deployment_changes import MEMORY_BENEFITS
 from planner.memory.memory_plan import (
@@ -146,44 +145,24 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
     rate = after.output_tps.mid / before.output_tps.mid - 1
     pace = before.get("tpot", "mean").mid / after.get("tpot", "mean").mid - 1
     first = before.get("ttft", "p50").mid / after.get("ttft", "p50").mid - 1
-    fits = [
-        prediction.memory.pool.count_sequences(round(load.mean_tokens_per_request))
-        for prediction in (now, then)
-    ]
-    calmer = before.preemptions - after.preemptions > 0.01
-    much_calmer = before.preemptions - after.preemptions > 0.1
-    if (
-        # what runs instead of waiting slows down its neighbours: no loss as far as more is served
-        min(rate, pace + max(rate, 0.0)) < -MIN_SUGGESTED_GAIN
-        or (first < -0.1 and not much_calmer)
-        or not (
-            max(rate, pace) > MIN_SUGGESTED_GAIN
-            or (first > 0.1 and pace > -MIN_SUGGESTED_GAIN / 2)
-            or calmer
-            or fits[1] > 1.05 * fits[0]
-        )
-    ):
+    calmer, gain = before.preemptions - after.preemptions, MIN_SUGGESTED_GAIN
+    tokens = round(load.mean_tokens_per_request)
+    fits = [each.memory.pool.count_sequences(tokens) for each in (now, then)]
+    # what runs instead of waiting slows down its neighbours: no loss as far as more is served
+    is_worse = min(rate, pace + max(rate, 0.0)) < -gain or (first < -0.1 and calmer <= 0.1)
+    is_better = max(rate, pace, first / 5, 2 * calmer) > gain or fits[1] > 1.05 * fits[0]
+    if is_worse or not is_better:
         return ""
-    sentences = (
-        [f"TPOT {_format_ms(before, 'tpot', 'mean')} -> {_format_ms(after, 'tpot', 'mean')}"]
-        if abs(pace) > MIN_SUGGESTED_GAIN / 2
-        else []
+    ms = [each.get(*of).mid * 1e3 for of in _SHOWN_LATENCIES for each in (before, after)]
+    rows = (
+        (pace, f"TPOT {ms[0]:,.1f} ms -> {ms[1]:,.1f} ms"),
+        (first / 5, f"median TTFT {ms[2]:,.1f} ms -> {ms[3]:,.1f} ms"),
+        (rate, f"{before.output_tps.mid:,.0f} -> {after.output_tps.mid:,.0f} output tokens/s"),
+        (calmer, f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"),
+        (fits[1] - fits[0], f"{fits[0]:,} -> {fits[1]:,} requests fit"),
     )
-    sentences += (
-        [f"median TTFT {_format_ms(before, 'ttft', 'p50')} -> {_format_ms(after, 'ttft', 'p50')}"]
-        if abs(first) > 0.05
-        else []
-    )
-    served = f"{before.output_tps.mid:,.0f} -> {after.output_tps.mid:,.0f} output tokens/s"
-    sentences += [served] if abs(rate) > MIN_SUGGESTED_GAIN / 2 else []
-    sentences += (
-        [f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"]
-        if calmer
-        else []
-    )
-    sentences += [f"{fits[0]:,} -> {fits[1]:,} requests fit"] if fits[1] != fits[0] else []
-    return ", ".join(sentences) + f" at {load.concurrency} in flight"
+    told = ", ".join(text for change, text in rows if abs(change) > gain / 2)
+    return f"{told} at {load.concurrency} in flight"
 
 
-def _format_ms(performance: Performance, metric: str, point: str) -> str:
-    return f"{performance.get(metric, point).mid * 1e3:,.1f} ms"
+_SHOWN_LATENCIES = (("tpot", "mean"), ("ttft", "p50"))

@@ -96,11 +96,8 @@ class AutoscalingPlan:
 
     def compute_billed_gpu_hours(self, replicas: np.ndarray) -> float:
         """Compute the GPU-hours of `replicas` by hour, with start, stabilization and drain."""
-        gpus = {
-            count: count and self.deployment.with_replicas(count).num_gpus_billed
-            for count in set(replicas.tolist())
-        }
-        billed = np.array([gpus[count] for count in replicas.tolist()])
+        fleets = {n: n and self.deployment.with_replicas(n).num_gpus_billed for n in {*replicas}}
+        billed = np.array([fleets[count] for count in replicas])
         added = np.maximum(np.diff(billed, prepend=billed[-1]), 0).sum()
         return float(
             billed.sum() + added * (self.lead_s + self.stabilization_s + self.drain_s) / 3600
@@ -109,20 +106,13 @@ class AutoscalingPlan:
     @property
     def max_replica_rps(self) -> float:
         """The largest load of a replica within the SLOs, in requests/s."""
-        assert (
-            self.max_load_replica.workload is not None
-            and self.max_load_replica.workload.rate is not None
-        )
-        return self.max_load_replica.workload.rate
+        load = self.max_load_replica.workload
+        assert load and load.rate
+        return load.rate
 
     def count_paid_hours(self, gpu_hours: float) -> float:
         """Count the hours at the full price that are paid for `gpu_hours`, those that are off included."""
         return gpu_hours + self.idle_share * (self.fixed_gpu_hours - gpu_hours)
-
-    @property
-    def saved_bill_fraction(self) -> float:
-        """Fraction of the fixed fleet's bill that is saved."""
-        return (1 - self.idle_share) * self.saved_fraction
 
     @property
     def saved_fraction(self) -> float:
@@ -145,20 +135,27 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
     load = replace(
         derive_effective_workload(deployment, scenario.workload), trace=None, num_prompts=None
     )
-    prediction = find_max_replica_load(replace(scenario, workload=load), candidate)
-    assert load.rate and prediction.workload and prediction.workload.rate
-    rates = tuple(fraction * load.rate for fraction in scenario.daily_profile.hourly_fractions)
+    rate, single = load.rate, deployment.with_replicas(1)
+    assert rate
+    # at least its part of the traffic; the probability that is asked for, unless the plan is at risk
+    own = load.with_rate(rate / deployment.layout.replicas)
+    probability = 0.0 if candidate.at_risk else scenario.confidence
+    most = find_max_load(replace(scenario, workload=own), single, probability)
+    most = max(most, own.rate or 0.0)
+    served = get_candidate_workload(replace(scenario, workload=load), single).with_rate(most)
+    prediction = predict(single, served, scenario.prices)
+    rates = tuple(fraction * rate for fraction in scenario.daily_profile.hourly_fractions)
     startup, fleet_size = estimate_startup(deployment, scenario.storage), deployment.layout.replicas
     lead_s = startup.total.hi if startup else DEFAULT_MAX_STARTUP_S
     drain_s = performance.e2e["p99"].mid
-    needed = [math.ceil(rate / prediction.workload.rate - 1e-9) for rate in rates]
+    needed = [math.ceil(rate / most - 1e-9) for rate in rates]
     counts = np.clip(needed, min(scenario.replicas_at_least, fleet_size), fleet_size)
     counts = fill_short_lulls(counts, (lead_s + drain_s) / 3600)
     price = look_up_gpu_price(deployment.gpu, scenario.prices)
     return AutoscalingPlan(
         deployment, rates, tuple(counts.tolist()), prediction, lead_s, drain_s,
         price.median_usd if price else None, scenario.daily_profile.peak_rps is None,
-        load.rate / (scenario.workload.rate or load.rate), scenario.get_idle_share(deployment.gpu),
+        rate / (scenario.workload.rate or rate), scenario.get_idle_share(deployment.gpu),
     )  # fmt: skip
 
 
@@ -184,8 +181,10 @@ def rank_by_daily_cost(
 
 
 def _bill(candidate: Candidate, day: AutoscalingPlan | None) -> Candidate:
-    saved = day.saved_bill_fraction if day and not day.violated_hours else 0.0
-    return replace(candidate, billed_fraction=1 - saved)
+    if day is None or day.violated_hours:
+        return candidate
+    paid = day.count_paid_hours(day.gpu_hours) / day.fixed_gpu_hours
+    return replace(candidate, billed_fraction=paid)
 
 
 def bill_by_day(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> Candidate:
@@ -211,30 +210,8 @@ def find_cheaper_always_on(
     return min(cheaper, key=attrgetter("price_key"), default=None)
 
 
-def find_max_replica_load(scenario: Scenario, candidate: Candidate) -> Prediction:
-    """Find the largest load of one replica within every SLO, at least its part of the scenario's.
-
-    Unless the candidate is at risk itself, it keeps the probability that the scenario asks for.
-    """
-    rate, single = scenario.workload.rate, candidate.deployment.with_replicas(1)
-    assert rate is not None
-    own = scenario.workload.with_rate(rate / candidate.deployment.layout.replicas)
-    probability = 0.0 if candidate.at_risk else scenario.confidence
-    most = find_max_load(replace(scenario, workload=own), single, probability)
-    load = get_candidate_workload(scenario, single).with_rate(max(most, own.rate or 0.0))
-    return predict(single, load, scenario.prices)
-
-
 def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:
     """Keep replicas of `counts`, a day that repeats, through lulls of up to `hours`."""
-    filled = np.array(counts)
-    for level in range(int(filled.min()) + 1, int(filled.max()) + 1):
-        below = np.flatnonzero(filled < level)
-        lulls = np.split(below, np.flatnonzero(np.diff(below) > 1) + 1)
-        # A lull goes on past midnight.
-        if len(lulls) > 1 and lulls[0][0] == 0 and lulls[-1][-1] == len(filled) - 1:
-            lulls = [np.concatenate((lulls[-1], lulls[0])), *lulls[1:-1]]
-        for lull in lulls:
-            if len(lull) <= hours:
-                filled[lull] = level
-    return filled
+    shifts = range(min(int(hours), len(counts) - 1) + 1)
+    filled = np.max([np.roll(counts, shift) for shift in shifts], axis=0)
+    return np.asarray(np.min([np.roll(filled, -shift) for shift in shifts], axis=0))

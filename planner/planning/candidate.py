@@ -43,6 +43,7 @@ class Candidate:
     limits: tuple[LimitOdds, ...] = ()  # the load and every target, each with its own probability
     p_memory: float = 1.0  # that it starts and does not run out of memory
     confidence: float = 0.8  # the probability that the scenario asks for
+    is_owned: bool = False  # its GPUs are the reader's own
     # share of its price that the scenario's day takes, scaled by the hour, where plans differ in it
     billed_fraction: float = 1.0
 
@@ -253,6 +254,9 @@ def sort_by_rule(holding: list[Candidate]) -> list[Candidate]:
     tied = [each for each in usual if each.probability >= likeliest - PROBABILITY_TIE]
     best = min(tied, key=lambda each: (each.preference_key, each.rank_key))
     near = [each for each in ordered if is_near(each, TIED_PRICE_SHARE)]
+    odds = best.probability - PROBABILITY_TIE
+    owned = [each for each in near if each.is_owned and each.probability >= odds]
+    best = best if best.is_owned else next(iter(owned), best)
     likelier = [each for each in near if each.probability >= best.probability + CLEARLY_LIKELIER]
     best = max(likelier, key=lambda each: each.probability, default=best)
     return [best, *(each for each in ordered if each is not best)]

@@ -74,25 +74,17 @@ def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candid
             screened.append((candidate, candidate_gpu))
     screened.sort(key=lambda case: case[0].rank_key)
     candidates: list[Candidate] = []
-    while (
-        screened
-        and len(candidates) < MAX_SIMULATED_POOLS
-        and not _ranks_before(candidates, screened[0][0])
-    ):
-        best, candidate_gpu = screened.pop(0)
+    for best, candidate_gpu in screened[:MAX_SIMULATED_POOLS]:
+        if candidates and candidates[0].rank_key < best.rank_key:
+            break
         prefill, decode = best.prediction.pools
         simulated = _add_workers_until_feasible(
             scenario, candidate_gpu, prefill, decode, best.preference_key, scenario.workload,
             max_price,
         )  # fmt: skip
-        candidates.append(simulated or best)
-        candidates.sort(key=attrgetter("rank_key"))
-    return [*candidates, *(later for later, _ in screened if _ranks_before(candidates, later))]
-
-
-def _ranks_before(candidates: list[Candidate], screened: Candidate) -> bool:
-    """Return whether the best simulated candidate ranks before a screened one."""
-    return bool(candidates) and candidates[0].rank_key < screened.rank_key
+        candidates = sorted([*candidates, simulated or best], key=attrgetter("rank_key"))
+    others = (each for each, _ in screened[len(candidates) :])
+    return [*candidates, *(each for each in others if candidates[0].rank_key < each.rank_key)]
 
 
 def _generate_worker_shapes(
@@ -128,18 +120,11 @@ def _generate_worker_shapes(
                 memory = get_memory_plan(deployment)
                 if memory.can_start and len(memory.layout.groups) == 1:
                     workers.append(deployment)
-        pairs = (pair for pair in product(workers, workers) if _can_transfer_kv(*pair))
-        yield from ((candidate_gpu, *pair, (q, k, 0, e, 0)) for pair in pairs)
-
-
-def _can_transfer_kv(prefill: Deployment, decode: Deployment) -> bool:
-    """Return whether a worker like `prefill` can transfer its KV cache to one like `decode`."""
-    transfer, prefill_tp = decode.engine.facts.kv_handover, prefill.layout.tp
-    return (
-        transfer == "any"
-        or prefill_tp == decode.layout.tp
-        or (transfer == "wider" and prefill_tp < decode.layout.tp)
-    )
+        transfer = variant.engine.facts.kv_handover
+        for prefill, decode in product(workers, workers):
+            narrow, wide = prefill.layout.tp, decode.layout.tp
+            if transfer == "any" or narrow == wide or (transfer == "wider" and narrow < wide):
+                yield candidate_gpu, prefill, decode, (q, k, 0, e, 0)
 
 
 def _is_hopeless(scenario: Scenario, prefill: Deployment, decode: Deployment) -> bool:

@@ -132,7 +132,7 @@ def check_against_slos(
     constraints, sentences = zip(*violations, strict=True) if violations else ((), ())
     return Candidate(
         deployment, prediction, sentences, tuple(risks), constraints, utilization, capacity,
-        preference, limits, p_memory, confidence,
+        preference, limits, p_memory, confidence, deployment.gpu.name in scenario.owned_usd_per_hour,
     )  # fmt: skip
 
 

@@ -113,12 +113,10 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
     ):
         return None
     offered = compute_offered_rps(scenario, best.prediction)
-    admitted = offered / scenario.workload.rate
-    confident = admitted * find_max_load(scenario, best) if best.is_confident else 0.0
-    more = SURGE_FACTOR * scenario.workload.rate
+    share = offered / scenario.workload.rate  # that is admitted
+    confident = share * find_max_load(scenario, best) if best.is_confident else 0.0
     # simulations of two loads differ by chance: what is told of the surge holds here too
-    if 0 < confident < admitted * more and (
-        judge_at_load(scenario, best, more).probability >= scenario.confidence
-    ):
-        confident = admitted * more
+    more = SURGE_FACTOR * offered
+    if 0 < confident < more and (surge := judge_surge(plan)):
+        confident = more if surge.probability >= scenario.confidence else confident
     return GrowthLimit(offered, confident, scenario.confidence)

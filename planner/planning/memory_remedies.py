@@ -1,6 +1,7 @@
 """Remedies against too little GPU memory: what each frees, and which are enough alone."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from planner.core.errors import PlannerError
@@ -9,10 +10,9 @@ from planner.core.units import GIB
 from planner.engines.argument_names import load_argument_names
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import resolve_engine_args
-from planner.memory.deployment_changes import CHANGE_PRICES, DeploymentChange, list_changes
+from planner.memory.deployment_changes import DeploymentChange, list_changes
 from planner.memory.memory_plan import (
     MemoryPlan,
-    find_memory_changes,
     list_shorter_lengths,
     list_utilizations,
     plan_memory,
@@ -28,11 +28,9 @@ class MemoryRemedy:
     price: str  # what it costs users or operators
     freed_bytes: float
     is_enough: bool  # the engine surely starts with it alone
-    lowers_demand: bool = False  # it frees nothing: a start asks for less
 
     def __str__(self) -> str:
-        freed = f"{format_number(self.freed_bytes / GIB, 2)} GiB per GPU"
-        freed = f"needs {freed} less; " if self.lowers_demand else f"frees {freed}; "
+        freed = f"gains {format_number(self.freed_bytes / GIB, 2)} GiB per GPU; "
         return f"{self.change}: {freed if self.freed_bytes > 0 else ''}{self.price}"
 
 
@@ -43,11 +41,10 @@ class MemoryRemedies:
     missing_bytes: float  # per GPU, for what the start demands; at most 0 if it fits
     remedies: tuple[MemoryRemedy, ...]
     combination: str  # of changes that is enough; of several if none is enough alone
-    same_gpus: str = ""  # the same without more GPUs; empty if none is, or a single one is
 
     @property
     def enough(self) -> list[MemoryRemedy]:
-        """Those of which each is enough alone, in the order of `list_memory_remedies`."""
+        """Those of which each is enough alone, in the order in which they were tried."""
         return [remedy for remedy in self.remedies if remedy.is_enough]
 
     def without(self, argument: str) -> "MemoryRemedies":
@@ -57,33 +54,24 @@ class MemoryRemedies:
 
     def describe(self) -> list[str]:
         """Return a heading and a line per remedy: those that are enough, or what all free."""
-        missing = f"{format_number(self.missing_bytes / GIB, 2)} GiB per GPU is missing"
-        head = f"{missing}. " if self.missing_bytes > 0 else ""
-        on_same_gpus = [f"together, on the same GPUs: {self.same_gpus}"] * bool(self.same_gpus)
-        if len(self.enough) > 1:
-            return [f"{head}Each of these is enough alone:", *map(str, self.enough), *on_same_gpus]
+        missing = f"{format_number(self.missing_bytes / GIB, 2)} GiB per GPU is missing. "
+        head = missing if self.missing_bytes > 0 else ""
         if self.enough:
-            return [f"{head}One change is enough:", *map(str, self.enough), *on_same_gpus]
+            title = "Each of these is enough alone:" if self.enough[1:] else "One change is enough:"
+            return [f"{head}{title}", *map(str, self.enough)]
         largest = sorted(self.remedies, key=lambda remedy: -remedy.freed_bytes)
-        together = f"enough is: {self.combination}"
-        return [f"{head}No change is enough alone:", *map(str, largest), together]
+        lines = [*map(str, largest), f"enough is: {self.combination}"]
+        return [f"{head}No change is enough alone:", *lines]
 
     def to_json(self) -> dict[str, object]:
         """Return the remedies as JSON, in GiB per GPU."""
-        return {
-            "missing_gib": round(self.missing_bytes / GIB, 2),
-            "remedies": [
-                {
-                    "change": remedy.change,
-                    "frees_gib": round(remedy.freed_bytes / GIB, 2),
-                    "is_enough": remedy.is_enough,
-                    "price": remedy.price,
-                }
-                for remedy in self.remedies
-            ],
-            "together": self.combination,
-            "together_on_the_same_gpus": self.same_gpus or None,
-        }
+        remedies = [
+            {"change": one.change, "price": one.price, "is_enough": one.is_enough}
+            | {"frees_gib": round(one.freed_bytes / GIB, 2)}
+            for one in self.remedies
+        ]
+        missing = round(self.missing_bytes / GIB, 2)
+        return {"missing_gib": missing, "remedies": remedies, "together": self.combination}
 
 
 def find_memory_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
@@ -93,25 +81,14 @@ def find_memory_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
     missing, remedies = _compute_missing_bytes(memory), list[MemoryRemedy]()
     deployment = memory.deployment
     for changes in _list_alternatives(memory):
-        remedy = None
-        for change in changes:  # the mildest that is enough, or else the strongest
-            if (after := _plan(change.apply(deployment))) is not None:
-                remedy = MemoryRemedy(
-                    change.describe(deployment),
-                    change.describe_price(deployment),
-                    missing - _compute_missing_bytes(after),
-                    after.status == "ok",
-                    change.argument == "max_model_len",
-                )
-                if remedy.is_enough:
-                    break
-        if remedy and (remedy.is_enough or remedy.freed_bytes > 0):
-            remedies.append(remedy)
-    same = find_memory_changes(memory, CHANGE_PRICES.keys() - {"layout"})
-    same_gpus = ", ".join(change.instruction or change.describe(deployment) for change in same)
-    return MemoryRemedies(
-        missing, tuple(remedies), memory.remedy, same_gpus if len(same) > 1 else ""
-    )
+        plans = ((change, _plan(change.apply(deployment))) for change in changes)
+        tried = [(change, after) for change, after in plans if after]
+        # the mildest that is enough, or else the strongest
+        for change, after in [*(pair for pair in tried if pair[1].status == "ok"), *tried[-1:]][:1]:
+            freed, is_enough = missing - _compute_missing_bytes(after), after.status == "ok"
+            told = change.describe(deployment), change.describe_price(deployment)
+            remedies += [MemoryRemedy(*told, freed, is_enough)] * (is_enough or freed > 0)
+    return MemoryRemedies(missing, tuple(remedies), memory.remedy)
 
 
 def shift_kv_available(memory: MemoryPlan, available_bytes: float | None) -> MemoryPlan:
@@ -133,14 +110,13 @@ def _compute_missing_bytes(memory: MemoryPlan) -> float:
 
 def _plan(deployment: Deployment) -> MemoryPlan | None:
     """Plan the memory; None if the engine or the GPU refuses the arguments or the format."""
-    engine, gpu, model = deployment.engine, deployment.gpu, deployment.model
-    if explain_refused_start(deployment):
-        return None
-    try:
-        resolve_engine_args(vars(deployment.args), engine, gpu, model)
-        return plan_memory(deployment)
-    except PlannerError:
-        return None
+    with suppress(PlannerError):
+        if not explain_refused_start(deployment):
+            resolve_engine_args(
+                vars(deployment.args), deployment.engine, deployment.gpu, deployment.model
+            )
+            return plan_memory(deployment)
+    return None
 
 
 def _list_alternatives(memory: MemoryPlan) -> Iterator[list[DeploymentChange]]:

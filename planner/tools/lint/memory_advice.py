@@ -24,12 +24,7 @@ def find_command_remedies(memory: MemoryPlan) -> MemoryRemedies | None:
     if remedies is None:
         return None
     found = (*_try_fewer_adapters(memory), *remedies.remedies)
-    same_gpus = remedies.same_gpus
-    if not same_gpus and (fewer := reduce_adapters(memory)):
-        changes = find_memory_changes(plan_memory(fewer), _list_mild_arguments(fewer))
-        described = (change.describe(fewer) for change in changes)
-        same_gpus = ", ".join([_name_slots(fewer), *described]) if changes else ""
-    return replace(remedies, remedies=found, same_gpus=same_gpus)
+    return replace(remedies, remedies=found)
 
 
 def describe_shortage(memory: MemoryPlan, remedies: MemoryRemedies) -> str:
@@ -64,9 +59,6 @@ def describe_remedies(memory: MemoryPlan, remedies: MemoryRemedies) -> list[str]
         lines.append(f"  enough is: {remedies.combination}")
     else:
         title = "Each of these is enough alone:" if lines[1:] else "One change is enough:"
-        lines += [f"Or on the same GPUs, all of these: {remedies.same_gpus}"] * bool(
-            remedies.same_gpus
-        )
     lines.append("Other GPUs, machines and checkpoints: headroom plan")
     return [f"{head} {title}".strip(), *lines]
 
