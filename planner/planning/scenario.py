@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
@@ -152,7 +153,7 @@ class Scenario:
         """Return the share of a GPU's price that is paid on or off: reserved, or owned but for its power."""
         if self.prices.tier == "reserved":
             return 1.0
-        owned = self.owned_usd_per_hour.get(gpu.name, 0.0)
+        owned = self.owned_usd_per_hour.get(gpu.name)
         return owned / self.prices.user_prices[gpu.name] if owned else 0.0
 
     @property
@@ -456,26 +457,23 @@ def _parse_slo_targets(entry: ScenarioEntry) -> tuple[SloTarget, ...]:
 
 def _parse_candidate_gpus(entry: ScenarioEntry, prices: PriceSelection) -> tuple[CandidateGpu, ...]:
     """Parse the candidate GPUs, each as many as the budget buys at most."""
-    candidates = []
+    candidates, quotes, usd = [], [], entry.budget.per_hour if entry.budget else math.inf
     for g in entry.gpus:
-        gpu = get_gpu(g.gpu)
+        gpu, count = get_gpu(g.gpu), g.at_most
+        if entry.budget:
+            if (price := look_up_gpu_price(gpu, prices)) is None:
+                raise PlannerError(
+                    f"budget: no price of {gpu.name} is known: name one under prices"
+                )
+            count = min(count, math.floor(usd / price.median_usd + 1e-9))
+            quotes.append(f"{gpu.name} ${price.median_usd:.2f}")
         sizes = tuple(sorted(set(g.sold_in)))
-        candidates.append(CandidateGpu(gpu, g.at_most, g.gpus_per_node, g.interconnect, sizes))
-    if entry.budget is None:
-        return tuple(candidates)
-    usd, affordable, quotes = entry.budget.per_hour, [], []
-    for candidate in candidates:
-        price = look_up_gpu_price(candidate.gpu, prices)
-        if price is None:
-            raise PlannerError(
-                f"budget: no price of {candidate.gpu.name} is known: name one under prices"
-            )
-        quotes.append(f"{candidate.gpu.name} ${price.median_usd:.2f}")
-        if count := min(candidate.max_gpus, math.floor(usd / price.median_usd + 1e-9)):
-            affordable.append(replace(candidate, max_gpus=count))
-    if candidates and not affordable:
+        candidates += [CandidateGpu(gpu, count, g.gpus_per_node, g.interconnect, sizes)] * bool(
+            count
+        )
+    if quotes and not candidates:
         raise PlannerError(f"budget: ${usd:.2f} an hour buys no GPU ({', '.join(quotes)})")
-    return tuple(affordable)
+    return tuple(candidates)
 
 
 def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
@@ -487,16 +485,13 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     pairs = [name.partition(" ")[::2] for name in entry.engine]
     engines = [get_engine(name, version.strip() or None) for name, version in pairs]
     unversioned = [i for i, (_, version) in enumerate(pairs) if not version.strip()]
-    refusals = list[PlannerError]()
     for i in unversioned if entry.engine_version else ():
-        try:
+        with suppress(PlannerError):
             engines[i] = get_engine(engines[i].name, entry.engine_version)
             break
-        except PlannerError as error:
-            refusals.append(error)
     else:
-        if refusals:
-            raise refusals[0]
+        for i in unversioned[:1] if entry.engine_version else ():
+            get_engine(engines[i].name, entry.engine_version)  # says which releases are known
     if ended := [engine for engine in engines if engine.facts.ended]:
         raise PlannerError(
             f"engine: {ended[0].name} was {ended[0].facts.ended}; accepted:"
@@ -520,13 +515,14 @@ def _check_consistency(scenario: Scenario) -> None:
     """Raise `PlannerError` for valid fields that contradict each other or the catalogs."""
     if not scenario.gpus:
         raise PlannerError("gpus: name at least one candidate GPU")
-    for candidate_gpu in scenario.gpus:
-        if candidate_gpu.sold_in and candidate_gpu.sold_in[-1] > (
-            node := candidate_gpu.gpus_per_node or candidate_gpu.gpu.gpus_per_node
-        ):
+    for candidate in scenario.gpus:
+        node = candidate.gpus_per_node or candidate.gpu.gpus_per_node
+        if candidate.sold_in and candidate.sold_in[-1] > node:
             raise PlannerError(
-                f"gpus, {candidate_gpu.gpu.name}, field sold_in: machines of at most {node} GPUs"
+                f"gpus, {candidate.gpu.name}, field sold_in: machines of at most {node} GPUs"
             )
+        if candidate.interconnect:
+            resolve_link_bandwidth(candidate.gpu, candidate.interconnect)
     if not scenario.slo_targets and not scenario.offline:
         raise PlannerError(
             "service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)"
@@ -553,6 +549,3 @@ def _check_consistency(scenario: Scenario) -> None:
                 refusals.append(error)
         if len(refusals) == len(scenario.gpus):
             raise refusals[0]
-    for candidate in scenario.gpus:
-        if candidate.interconnect:
-            resolve_link_bandwidth(candidate.gpu, candidate.interconnect)

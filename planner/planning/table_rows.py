@@ -47,8 +47,8 @@ def parse_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     cells: dict[str, Any] = {}
     notes = []
     for name, text in row.items():
-        if is_unknown_column(name):
-            notes += [explain_ignored_column(name)] if _suggest_column(name) else []
+        if ignored := explain_unknown_column(name):
+            notes += [ignored] * ("did you mean" in ignored)
         elif name and (cell := text.strip()):
             kind = COLUMN_CATALOG["kinds"][
                 INPUT_COLUMNS.get(name) or COLUMN_CATALOG["measured"][name]
@@ -60,20 +60,15 @@ def parse_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     return cells, notes
 
 
-def is_unknown_column(name: str) -> bool:
-    """Return whether no column has this name; one without a name is an index, as of pandas."""
-    return name not in ("", *INPUT_COLUMNS, *COLUMN_CATALOG["measured"])
+def explain_unknown_column(name: str) -> str:
+    """Explain that a column is ignored, with the known one it may mean; empty for a known one.
 
-
-def _suggest_column(name: str) -> str:
-    return find_closest(COLUMN_CATALOG["called"].get(name, name), INPUT_COLUMNS, 0.85)
-
-
-def explain_ignored_column(name: str) -> str:
-    """Explain that a column is ignored, and suggest a known one."""
-    return f"column {name} is ignored" + (
-        f", did you mean {known}?" if (known := _suggest_column(name)) else ""
-    )
+    A column without a name is an index, as of pandas.
+    """
+    if name in ("", *INPUT_COLUMNS, *COLUMN_CATALOG["measured"]):
+        return ""
+    known = find_closest(COLUMN_CATALOG["called"].get(name, name), INPUT_COLUMNS, 0.85)
+    return f"column {name} is ignored" + (f", did you mean {known}?" if known else "")
 
 
 def _parse_cell(
@@ -303,11 +298,9 @@ def parse_row_workload(cells: Mapping[str, Any], folder: Path, notes: list[str])
     load = {
         "burstiness": cells.get("burstiness", 1.0),
         "prefix_tokens": cells.get("prefix_tokens", 0),
+        "prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0),
+        **{name: cells[name] for name in ("adapters", "adapter_zipf") if name in cells},
     }
-    load |= {
-        "prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)
-    }
-    load |= {name: cells[name] for name in ("adapters", "adapter_zipf") if name in cells}
     if "trace" in cells:
         base = Workload.from_trace(read_trace(folder / cells["trace"]).select_busiest_hour(), rate)
         given = {

@@ -17,9 +17,8 @@ from planner.planning.table_rows import (
     OUTPUT_COLUMNS,
     POOL_SIZE_COLUMNS,
     build_output_row,
-    explain_ignored_column,
+    explain_unknown_column,
     fit_max_model_len,
-    is_unknown_column,
     parse_cells,
     parse_deployment,
     parse_model,
@@ -110,8 +109,8 @@ def read_rows(
         )
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise PlannerError(f"{path.name}: the column {twice} occurs twice")
-    for name in filter(is_unknown_column, header):
-        report_message(explain_ignored_column(name))
+    for ignored in filter(None, map(explain_unknown_column, header)):
+        report_message(ignored)
     rows = [dict(zip(header, cells, strict=False)) for cells in lines[1:]]
     for row, cells in zip(rows, lines[1:], strict=True):
         if len(cells) > len(header):
