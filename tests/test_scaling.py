@@ -16,7 +16,7 @@ from planner.core.number_format import format_number
 from planner.deploy.artifacts import render_artifacts
 from planner.deploy.manifests import build_cron_schedule
 from planner.hardware.gpus import get_gpu
-from planner.hardware.prices import PriceSelection, look_up_gpu_price
+from planner.hardware.prices import look_up_gpu_price
 from planner.planning.autoscaling import (
     AutoscalingPlan,
     fill_short_lulls,
@@ -216,17 +216,6 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
     assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, (
         "somebody always asks"
     )
-
-
-def test_what_a_reserved_fleet_costs_stands_beside_the_days_bills() -> None:
-    """A price of one's own is for whichever term it was agreed."""
-    plan, found = planned()
-    price = look_up_gpu_price(get_gpu("L4"), PriceSelection(tier="reserved"))
-    assert price is not None
-    reserved = compare_billing(plan.scenario, found).usd["all reserved"]
-    assert reserved == pytest.approx(found.fixed_gpu_hours * price.median_usd)
-    own = replace(plan.scenario, prices=PriceSelection(user_prices={"L4": 0.5}))
-    assert "all reserved" not in compare_billing(own, found).usd
 
 
 def test_an_owners_bill_is_the_same_on_or_off_but_for_power() -> None:

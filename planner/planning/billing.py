@@ -1,13 +1,13 @@
 """Compare billing: what a day costs by the GPU-hour, the GPU-second and the token."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from planner.core.intervals import Interval
-from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.candidate import Candidate
 from planner.planning.evaluation import compute_offered_rps, estimate_run_hours, get_capacity_rps
@@ -150,9 +150,6 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
         usd[BILLING_AUTOSCALED] = price * scaling.count_paid_hours(scaling.gpu_hours) / days
         if (hours := scaling.stopped_gpu_hours) is not None and scaling.idle_share < 1:
             stopped = price * scaling.count_paid_hours(hours) / days
-    reserved = look_up_gpu_price(scaling.deployment.gpu, replace(scenario.prices, tier="reserved"))
-    if reserved and not reserved.is_user_given:
-        usd["all reserved"] = scaling.fixed_gpu_hours * reserved.median_usd / days
     if instead.serverless:
         paid, cold = price_serverless(instead.serverless, scaling)
         usd["serverless"] = paid / days

@@ -292,18 +292,17 @@ def solve_load_cases(cases: Sequence[LoadCase]) -> list[Performance]:
     if closed_keys := [
         k
         for k, case in enumerate(cases)
-        if k not in solved or _exceeds_concurrency(case.workload, solved[k])
+        if k not in solved
+        or (
+            (most := case.workload.concurrency) is not None
+            and (
+                solved[k].saturated
+                or (case.workload.rate or 0.0) * solved[k].e2e["mean"].mid > most
+            )
+        )
     ]:
         closed_cases = [
             replace(cases[k], workload=replace(cases[k].workload, rate=None)) for k in closed_keys
         ]
         solved |= zip(closed_keys, solve_closed_loops(closed_cases), strict=True)
     return [solved[k] for k in range(len(cases))]
-
-
-def _exceeds_concurrency(workload: Workload, performance: Performance) -> bool:
-    """Return whether an open loop would hold more requests in flight than the workload allows."""
-    in_flight = (workload.rate or 0.0) * performance.e2e["mean"].mid
-    return workload.concurrency is not None and (
-        performance.saturated or in_flight > workload.concurrency
-    )
