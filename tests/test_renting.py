@@ -168,7 +168,7 @@ def test_a_stock_that_holds_no_replica_with_its_spare_is_a_rejection() -> None:
 
 @pytest.mark.parametrize(
     ("sold_in", "message"),
-    [([16], "machines of at most 8 GPUs"), ([0], "above 0"), ("all", "must be a list")],
+    [([16], "machines of at most 8 GPUs"), ([0], "above 0"), ("all", "must be a whole number")],
 )
 def test_units_that_cannot_be_are_refused(sold_in: object, message: str) -> None:
     with pytest.raises(PlannerError, match=message):

@@ -97,12 +97,6 @@ def test_one_item_needs_no_list() -> None:
     assert found.quantizations == ("fp8",) and len(found.gpus) == 1
 
 
-def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_planned() -> None:
-    asked = {"engine_version": None, "files": "runpod", "engine": "sglang"}
-    with pytest.raises(PlannerError, match="files: runpod serves vLLM alone, not sglang"):
-        load_scenario("chat-70b", asked)
-
-
 NEWEST_SGLANG = str(get_engine("sglang"))
 
 
@@ -358,7 +352,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ),
         (
             {"workload": {**SMALL["workload"], "rate": 0}},
-            r"workload\.rate: .*above 0 .* set concurrency instead\), got 0",
+            r"workload\.rate: .*at least 0.000001, got 0",
         ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": {"exactly": 200_000}}},
@@ -437,7 +431,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ),
         (
             {"workload": {**SMALL["workload"], "prompt_tokens": 1000}},
-            r"prompt_tokens: must be \{mean: tokens.* or \{exactly: tokens\}, got 1000",
+            r"prompt_tokens: must be fields with values, .*got 1000; accepted: exactly, .*mean",
         ),
         ({"headroom": True}, "field headroom: must be a number, got True"),
         ({"gpus": [{"gpu": "L40S", "at_most": True}]}, r"gpus\.0\.at_most: .*got True"),
@@ -572,7 +566,7 @@ def test_a_scenario_needs_no_question() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "accepted"),
-    [([6, 4], "two rising ones"), ([4], "two rising ones"), ([0, 3], "above 0"), ([1, "max"], "a number")],
+    [([6, 4], "two rising ones"), ([4], "two rising ones"), ([0, 3], "at least 0.000001"), ([1, "max"], "a number")],
 )  # fmt: skip
 def test_a_range_of_traffic_rises(rate: list[Any], accepted: str) -> None:
     with pytest.raises(PlannerError, match=accepted):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from planner.core.catalog import CATALOG_DIR, validate_entry
 from planner.core.errors import (
@@ -41,6 +41,7 @@ from planner.planning.scenario_schema import (  # fmt: skip
     ScenarioEntry,
     SettingValue,
     SpeculationEntry,
+    TrafficRange,
     TrafficVolume,
     coerce_engine_args,
 )
@@ -310,7 +311,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         longest = float(engine_args.get("max_model_len") or context)
         day = parse_daily_profile(entry.workload, folder)
         day_trace = str(entry.workload.day) if day and day.peak_rps else None
-        prices = _parse_prices(entry)
+        prices, rate = _parse_prices(entry), cast(object, entry.workload.rate)
         workload = parse_workload(
             entry.workload, longest, max(longest, context), folder, day, entry.adapters
         )
@@ -341,7 +342,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             open_figure=entry.open_figure,
             volume=entry.workload.volume,
             peak_to_mean=entry.workload.peak_to_mean or 1.0,
-            load_sigma=entry.workload.traffic_range.sigma if entry.workload.traffic_range else 0.0,
+            load_sigma=rate.sigma if isinstance(rate, TrafficRange) else 0.0,
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
                 max((get_gpu(g.gpu).memory_bytes for g in entry.gpus), default=0),

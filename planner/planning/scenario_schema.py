@@ -75,23 +75,6 @@ def _parse_hours(value: object) -> object:
     return tuple(figures)
 
 
-def _check_lengths_given(value: object) -> object:
-    """Reject a bare number, which says neither which statistic it is nor how lengths spread."""
-    if isinstance(value, int | float | str):
-        raise PydanticCustomError(
-            "lengths", "must be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}"
-        )
-    return value
-
-
-def _check_rate(rate: float) -> float:
-    """Reject rates below a request in eleven days."""
-    if not rate >= 1e-6:
-        accepted = "must be above 0 requests per second (for a closed loop set concurrency instead)"
-        raise PydanticCustomError("rate", accepted)
-    return rate
-
-
 PositiveNumber = Annotated[float, Field(gt=0, le=1e12)]
 UsdPerGpuHour = Annotated[float, Field(ge=0.001, le=10_000)]
 NonNegativeNumber = Annotated[float, Field(ge=0, le=1e6)]
@@ -122,9 +105,6 @@ class LengthsEntry(StrictEntry):
                 "needs the mean (best with p50 and p95), or exactly for lengths that are all alike"
             )
         return self
-
-
-Lengths = Annotated[LengthsEntry, BeforeValidator(_check_lengths_given)]
 
 
 class PrefixEntry(StrictEntry):
@@ -182,12 +162,12 @@ class SessionsEntry(StrictEntry):
 
     users: PositiveNumber | None = None
     per_hour: PositiveNumber | None = None
-    turns: Lengths
+    turns: LengthsEntry
     system_tokens: Annotated[int, Field(ge=0, le=10**8)] = 0
-    context_tokens: Lengths
-    turn_tokens: Lengths
-    output_tokens: Lengths
-    think_seconds: Lengths
+    context_tokens: LengthsEntry
+    turn_tokens: LengthsEntry
+    output_tokens: LengthsEntry
+    think_seconds: LengthsEntry
     max_context: PositiveNumber | None = None
     answer_seconds: PositiveNumber | None = None
 
@@ -265,13 +245,13 @@ class WorkloadEntry(StrictEntry):
         " turns give sessions",
     )
 
-    prompt_tokens: Lengths | None = None
-    output_tokens: Lengths | None = None
+    prompt_tokens: LengthsEntry | None = None
+    output_tokens: LengthsEntry | None = None
     sessions: SessionsEntry | None = None
     trace: str | None = None
     rate: (
         Annotated[
-            float, Field(le=1e12), AfterValidator(_check_rate), WrapValidator(_accept_range),
+            float, Field(ge=1e-6, le=1e12), WrapValidator(_accept_range),
             _accept_word("max"),
         ]
         | None
@@ -306,17 +286,6 @@ class WorkloadEntry(StrictEntry):
         if opens >= closes:
             raise ValueError("office_hours are those of opening and closing, such as [9, 18]")
         return self
-
-    @property
-    def traffic_range(self) -> TrafficRange | None:
-        """The range in which the rate is stated to lie; None where it is one figure."""
-        rate: object = self.rate
-        return rate if isinstance(rate, TrafficRange) else None
-
-    @property
-    def middle_rate(self) -> float | None:
-        """The rate, or the middle of its range."""
-        return self.traffic_range.middle if self.traffic_range else self.rate
 
     @property
     def volume(self) -> TrafficVolume | None:

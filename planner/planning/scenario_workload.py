@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from os.path import exists, isfile
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from planner.planning.scenario_schema import (
     LengthsEntry,
     PrefixEntry,
     SessionsEntry,
+    TrafficRange,
     TrafficVolume,
     WorkloadEntry,
 )
@@ -87,7 +89,8 @@ def parse_workload(
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest`
     tokens; the tail of others ends where no server takes them, at `context` tokens of the model.
     """
-    rate, concurrency = entry.middle_rate, entry.concurrency
+    given, concurrency = cast(object, entry.rate), entry.concurrency
+    rate = given.middle if isinstance(given, TrafficRange) else entry.rate
     rate = 1.0 if rate == OPEN_FIGURE else rate  # the question, which is found later
     concurrency = 1 if concurrency == OPEN_FIGURE else concurrency
     if day and not entry.sessions:
