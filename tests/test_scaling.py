@@ -267,8 +267,8 @@ def test_a_budget_that_at_most_leaves_unspent_is_told(
     del fields["workload"]["day"]
     plan = search_analytically(parse_scenario(fields, "budget"))
     used = measure_budget(plan.scenario, plan.chosen)
-    assert used and used.is_bound_by_at_most == is_bound
-    assert used.spent_fraction == pytest.approx(0.8 * min(at_most, int(budget / 0.8)) / budget)
+    assert used and used["is_bound_by_at_most"] == is_bound
+    assert used["spent_fraction"] == pytest.approx(0.8 * min(at_most, int(budget / 0.8)) / budget)
 
 
 @pytest.mark.parametrize("rate, idle, start", [(0.01, 60.0, 30.0), (0.002, 0.0, 100.0)])

@@ -23,7 +23,6 @@ from planner.planning.billing import (
     EQUAL_COST_SHARE,
     ApiComparison,
     BillingComparison,
-    BudgetUse,
     TokenSide,
 )
 from planner.planning.candidate import SAME_PRICE_SHARE, has_inner_stages
@@ -432,7 +431,7 @@ class Answer:
     model_memory: ModelMemory | None = None  # of the best
     adapter_slots: AdapterSlots | None = None  # of the best; None without adapters
     always_on: Offer | None = None  # cheaper without scaling, where the choice rests on it
-    budget: BudgetUse | None = None
+    budget: Mapping[str, float | bool] | None = None  # what the plan takes of it
     by_gpu: tuple[KindOffer, ...] = ()
     surge: Surge | None = None  # at more traffic than planned
     unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU

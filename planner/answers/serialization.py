@@ -48,7 +48,7 @@ def _serialize_assumed(answer: Answer) -> Fields:
         "cheaper_gpus_not_listed": None
         if unlisted is None
         else [_serialize_option(each.offer) for each in unlisted if not each.is_format],
-        "budget": answer.budget and _to_json(answer.budget),
+        "budget": answer.budget and dict(answer.budget),
         "cheaper_always_on": answer.always_on and _serialize_option(answer.always_on),
     }
 

@@ -202,12 +202,9 @@ def find_cheaper_always_on(
     """Find what costs less than `chosen` where replicas run always, if the choice rests on scaling."""
     if chosen is None or chosen.billed_fraction == 1:
         return None
-    cheaper = [
-        each
-        for each in candidates
-        if each.is_simulated and each.is_confident and each.price_key < chosen.price_key
-    ]
-    return min(cheaper, key=attrgetter("price_key"), default=None)
+    cheaper = (each for each in candidates if each.price_key < chosen.price_key)
+    holding = (each for each in cheaper if each.is_simulated and each.is_confident)
+    return min(holding, key=attrgetter("price_key"), default=None)
 
 
 def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:

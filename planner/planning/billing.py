@@ -91,29 +91,23 @@ def compare_to_api(
     return ApiComparison(usd * HOURS_PER_MONTH, mean_rps * per_rps, per_mtok, True, turn)
 
 
-@dataclass(frozen=True)
-class BudgetUse:
-    """What a plan takes of the budget."""
+def measure_budget(scenario: Scenario, candidate: Candidate) -> dict[str, float | bool] | None:
+    """Measure what `candidate` takes of the scenario's budget; None without a budget or a price.
 
-    usd_per_hour: float  # the budget
-    spent_fraction: float
-    # a replica more would be within the budget, but is beyond what the scenario has of the GPU
-    is_bound_by_at_most: bool
-
-
-def measure_budget(scenario: Scenario, candidate: Candidate) -> BudgetUse | None:
-    """Measure what `candidate` takes of the scenario's budget; None without a budget or a price."""
+    `is_bound_by_at_most` says that a replica more would be within the budget, but is beyond what the
+    scenario has of the GPU.
+    """
     budget, usd, deployment = (
-        scenario.budget_usd_per_hour,
-        candidate.usd_per_hour,
-        candidate.deployment,
-    )
+        scenario.budget_usd_per_hour, candidate.usd_per_hour, candidate.deployment,
+    )  # fmt: skip
     if budget is None or usd is None:
         return None
     replica, prediction = deployment.layout.gpus_per_replica, candidate.prediction
     most = next(each.max_gpus for each in scenario.gpus if each.gpu == deployment.gpu)
     is_affordable = usd * (1 + replica / prediction.num_gpus_billed) <= budget
-    return BudgetUse(budget, usd / budget, is_affordable and prediction.num_gpus + replica > most)
+    is_bound = is_affordable and prediction.num_gpus + replica > most
+    used = {"usd_per_hour": budget, "spent_fraction": usd / budget}
+    return used | {"is_bound_by_at_most": is_bound}
 
 
 TokenSide = Literal["output", "prompt"]

@@ -81,17 +81,19 @@ def _limit_to_free_memory(scenario: Scenario, deployment: Deployment) -> Deploym
     """
     if "gpu_memory_utilization" in scenario.engine_args:
         return deployment
-    memory, utilization = get_memory_plan(deployment), deployment.args.gpu_memory_utilization
-    if memory.status == "ok":
+    if get_memory_plan(deployment).status == "ok":
         return deployment
-    for share in list_memory_utilizations(deployment):
-        if 0 < share < utilization:
-            lowered = deployment.with_args(gpu_memory_utilization=share)
-            plans = get_memory_plan(lowered), memory
-            standings = [(plan.can_start, plan.status == "ok") for plan in plans]
-            if standings[0] > standings[1]:
-                return lowered
-    return deployment
+    shares = list_memory_utilizations(deployment)
+    lowered = (
+        deployment.with_args(gpu_memory_utilization=share)
+        for share in shares if 0 < share < deployment.args.gpu_memory_utilization
+    )  # fmt: skip
+
+    def rank(tried: Deployment) -> tuple[bool, bool]:
+        memory = get_memory_plan(tried)
+        return memory.can_start, memory.status == "ok"
+
+    return max((deployment, *lowered), key=rank)  # the first of equals
 
 
 def set_max_num_seqs(scenario: Scenario, deployment: Deployment) -> Deployment:
