@@ -39,7 +39,7 @@ service_level: {ttft: {p99: 2000}}
     [
         (GOOD + "engin: vllm", ["engin", "unknown field", "did you mean engine"]),
         (GOOD.replace("gpu: L4", "gpu: H1000"), ["H1000", "did you mean"]),
-        (GOOD.replace("rate: 1", "rate: 0"), ["workload.rate", "above 0"]),
+        (GOOD.replace("rate: 1", "rate: 0"), ["workload.rate", "at least 0.000001"]),
         (
             GOOD.replace("Llama-3.1-8B-Instruct", "Llama-3.1-9B-Instruct"),
             ["Llama-3.1-9B", "did you mean"],

@@ -96,8 +96,9 @@ class AutoscalingPlan:
 
     def compute_billed_gpu_hours(self, replicas: np.ndarray) -> float:
         """Compute the GPU-hours of `replicas` by hour, with start, stabilization and drain."""
-        fleets = {n: n and self.deployment.with_replicas(n).num_gpus_billed for n in {*replicas}}
-        billed = np.array([fleets[count] for count in replicas])
+        counts = replicas.tolist()
+        gpus = {n: n and self.deployment.with_replicas(n).num_gpus_billed for n in {*counts}}
+        billed = np.array([gpus[n] for n in counts])
         added = np.maximum(np.diff(billed, prepend=billed[-1]), 0).sum()
         return float(
             billed.sum() + added * (self.lead_s + self.stabilization_s + self.drain_s) / 3600
