@@ -69,12 +69,8 @@ def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
         judged = one.checked
         again = judged.options.parse(fix_command(judged).argv)
         left = {one.written for one in again.options if one.error}
-        open_ = {
-            name
-            for name, verdict in guide["finds"].items()
-            if verdict in ("unknown", "wrong value", "contradicts")
-        }
-        assert left <= open_  # what only its author can say
+        asked = {one.name for one in found.findings if not one.instead.startswith("nothing")}
+        assert left <= asked  # what only its author can say
 
 
 @pytest.mark.parametrize(
@@ -143,11 +139,6 @@ def test_metrics_by_version() -> None:
         "ok",
         "unknown",
     ]
-    silent = "python -m sglang.launch_server --model-path m # sglang:token_usage"
-    assert (
-        lint(silent, "0.5.23").metrics[0].verdict == "contradicts"
-    )  # --enable-metrics is not given
-    assert lint(silent.replace(" #", " --enable-metrics #"), "0.5.23").metrics[0].verdict == "ok"
 
 
 CONTRADICTIONS = [
@@ -312,14 +303,6 @@ WRITTEN = {
         " --swap-space=4"
     ),
     "argument": 'M="${1:-Qwen/Qwen3-8B}"\nvllm serve "$M" --swap-space 4',
-    "dynamo": (
-        "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --disaggregation-mode prefill "
-        "--dyn-tool-call-parser hermes --swap-space 4"
-    ),
-    "dynamo's image": (
-        "docker run --gpus all nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.2.0 python3 -m dynamo.vllm "
-        "--model=Qwen/Qwen3-8B --is-decode-worker --swap-space=4"
-    ),
     "kserve": (
         "kind: InferenceService\nspec: {predictor: {model: {modelFormat: {name: huggingface}, args:"
         " [--model_name=q, --model_id=Qwen/Qwen3-8B, --backend=vllm, --swap-space=4]}}}\n"
@@ -340,15 +323,23 @@ def test_commands_are_found_however_people_start_them(text: str, tmp_path: Path)
     assert {one.name for one in found.checked.findings if one.needs_fix} == {"--swap-space"}
 
 
-def test_programs_around_an_engine_keep_what_is_theirs() -> None:
-    (worker,) = lint(WRITTEN["dynamo"]).commands
-    line = (
-        "python -m dynamo.vllm --disaggregation-mode prefill --dyn-tool-call-parser hermes --model"
-        " Qwen/Qwen3-8B"
-    )
-    assert worker.fixed.command.line == line
-    assert str(lint(WRITTEN["dynamo's image"]).commands[0].checked.version) == "0.20.1"
-    assert "left to KServe: --model, --model_name, --backend" in lint(WRITTEN["kserve"]).notes
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --disaggregation-mode prefill --swap-space 4",
+        "docker run --gpus all nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.2.0 python3 -m dynamo.vllm --model m",
+        "python3 -m sglang_router.launch_server --model-path Qwen/Qwen3-8B --dp-size 4",
+        "vllm serve Qwen/Qwen2.5-Omni-7B --omni --stage-configs-path a.yaml",
+        "torchrun --nproc_per_node=2 vllm/entrypoints/api_server.py --model m",
+    ],
+)
+def test_programs_that_start_a_server_in_their_own_way_are_not_judged(line: str) -> None:
+    report = lint(line, gpu="H100")
+    assert report.verdict == "at_risk" and not report.commands[0].plan
+    assert [one.verdict for one in report.findings] == ["unread"]
+
+
+def test_kserves_own_options_are_those_of_the_engine() -> None:
     with pytest.raises(PlannerError, match="no server starts"):
         lint(WRITTEN["kserve"].replace("--backend=vllm", "--backend=huggingface"))
 
@@ -458,11 +449,11 @@ def test_drift_between_two_versions() -> None:
 
 
 def test_a_default_that_changed_is_named_and_kept_by_words_of_its_own() -> None:
-    """--disable-log-requests has no value."""
-    found = lint("vllm serve Qwen/Qwen3-8B", "0.10.0", to="0.12.0")
+    """vLLM 0.8 and later reuse prefixes unless they are told not to."""
+    found = lint("vllm serve Qwen/Qwen3-8B", "0.6.6", to="0.12.0")
     kept = [one for one in found.upgrade_findings if one.verdict == "default changed"]
     assert kept and all(one.name in one.written and one.why for one in kept)
-    assert "--no-disable-log-requests" in {one.instead for one in kept}
+    assert "--no-enable-prefix-caching" in {one.instead for one in kept}
 
 
 def test_what_is_filled_in_where_it_runs_still_is_in_what_is_better(tmp_path: Path) -> None:
@@ -473,25 +464,9 @@ def test_what_is_filled_in_where_it_runs_still_is_in_what_is_better(tmp_path: Pa
     assert """--port "$((8000 + replica))" --api-server-count '$(id)'""" in told
 
 
-def test_old_drafting_becomes_one_json() -> None:
-    text = (
-        "vllm serve m --speculative-model [ngram] --num-speculative-tokens 5"
-        " --ngram-prompt-lookup-max 4"
-    )
-    better = lint(text, "0.20.2").commands[0].fixed.command
-    values = get_cli_options("vllm", "0.20.2").parse(better.argv).values
-    assert values == {
-        "speculative_config": {
-            "method": "ngram",
-            "num_speculative_tokens": 5,
-            "prompt_lookup_max": 4,
-        }
-    }
-    moved = (
-        lint("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "0.20.2")
-        .commands[0]
-        .fixed.command
-    )
+def test_a_variable_becomes_the_option_that_took_it_over() -> None:
+    served = "VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m"
+    moved = lint(served, "0.20.2").commands[0].fixed.command
     assert moved.argv == ("m", "--attention-backend", "TRITON_ATTN") and not moved.environment
 
 
@@ -828,65 +803,13 @@ def test_three_ranks_are_mended_by_two_or_four_and_what_still_does_not_start_say
 
 
 def test_workers_of_pools_are_not_told_what_servers_are() -> None:
-    served = "--model-path Qwen/Qwen3-8B --host 0.0.0.0 --disable-cuda-graph"
-    mode = "--disaggregation-mode"
-    for module in ("sglang.launch_server", "dynamo.sglang"):
-        alarmed = [
-            verdicts(f"python -m {module} {served} {mode} {role}", "0.5.10")
-            for role in ("prefill", "decode")
-        ]
-        assert alarmed == [{}, {"--disable-cuda-graph": "risky"}]
-    worker = "python -m dynamo.vllm --model Qwen/Qwen3-8B --enforce-eager --namespace a {}"
-    assert verdicts(worker.format("--is-prefill-worker"), "0.20.2") == {}
-    assert verdicts(worker.format("--is-decode-worker"), "0.20.2") == {"--enforce-eager": "risky"}
-    found = lint(worker.format("--is-prefill-worker"), "0.20.2", gpu="H100")
+    served = "--model-path Qwen/Qwen3-8B --host 0.0.0.0 --disable-cuda-graph --disaggregation-mode"
+    line = f"python -m sglang.launch_server {served}"
+    alarmed = [verdicts(f"{line} {role}", "0.5.10") for role in ("prefill", "decode")]
+    assert alarmed == [{}, {"--disable-cuda-graph": "risky"}]
+    found = lint(f"{line} prefill", "0.5.10", gpu="H100")
     assert found.commands[0].plan and not found.commands[0].plan.steps
-    assert any(
-        "a prefill worker of pools is planned as a server of its own" in note
-        for note in found.notes
-    )
-
-
-def test_sglangs_router_starts_so_many_replicas() -> None:
-    text = (
-        "python3 -m sglang_router.launch_server --model-path Qwen/Qwen3-8B --dp-size 4"
-        " --router-policy round_robin"
-    )
-    (found,) = lint(text, "0.5.10", gpu="4xH100").commands
-    assert not [one for one in found.checked.findings if one.needs_fix]
-    assert found.plan and found.plan.deployment.layout.replicas == 4
-    assert (
-        "python -m sglang_router.launch_server --router-policy round_robin"
-        in found.checked.command.line
-    )
-
-
-def test_a_dynamo_worker_of_tensorrt_llm_is_read_and_written_by_its_own_names() -> None:
-    text = ("cat > e.yaml <<EOF\nkv_cache_config: {dtype: fp8}\nEOF\npython3 -m dynamo.trtllm --model-path deepseek-ai/"
-            "DeepSeek-R1 --served-model-name r --tensor-parallel-size 8 --enable-attention-dp --max-batch-size=64 "
-            "--free-gpu-memory-fraction 0.98 --extra-engine-args e.yaml --modality text --namespace n")  # fmt: skip
-    (found,) = lint(text, "1.2.0", gpu="8xH200").commands
-    assert {one.name for one in found.checked.findings if one.needs_fix} == {
-        "--free_gpu_memory_fraction"
-    }
-    assert found.plan
-    served = found.plan.deployment
-    assert (served.layout.tp, served.layout.dp, served.args.max_num_seqs) == (1, 8, 64)
-    assert served.args.kv_cache_dtype == "fp8"
-    line = found.fixed.command.line
-    assert line.startswith(
-        "python -m dynamo.trtllm --model deepseek-ai/DeepSeek-R1 --served-model-name r"
-    )
-    assert (
-        "--free-gpu-memory-fraction 0.9 " in line
-        and "--extra-engine-args e.yaml" in line
-        and "_" not in line
-    )
-    image = (
-        "docker run --gpus all nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.2.0 python3 -m dynamo.trtllm"
-        " --model-path m"
-    )
-    assert str(lint(image).commands[0].checked.version) == "1.3.0rc14"
+    assert any("a prefill worker of pools is planned as a server" in note for note in found.notes)
 
 
 OLD_SETTINGS = """use_cuda_graph: true
@@ -945,13 +868,6 @@ def test_awq_that_is_asked_for_by_name_is_slow_and_of_a_bf16_checkpoint_refused(
         found = lint(f"vllm serve {model} --quantization awq", "0.20.2").commands[0]
         assert [one.verdict for one in found.checked.findings] == [verdict]
         assert ("--quantization" in found.fixed.command.argv) == (verdict == "contradicts")
-
-
-def test_a_misspelt_option_with_a_value_out_of_range_is_mended_in_both() -> None:
-    told = str(lint("vllm serve Qwen/Qwen3-8B --gpu-memory-utilizaton 1.5", "0.33.0"))
-    assert "= vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.95" in told
-    found = lint("vllm serve Qwen/Qwen3-8B --tensor-paralel-size=two", "0.33.0").findings
-    assert "takes a whole number" in found[-1].why
 
 
 def test_a_line_break_in_double_quotes_ends_a_command_beside_a_variable_too() -> None:

@@ -197,7 +197,7 @@ def test_options_that_a_line_cuts_off_are_still_read(end: str) -> None:
     found = [one for one in report.checked.findings if one.needs_fix]
     assert {one.name: one.verdict for one in found if one.kind == "flag"} == WRONG
     (cut,) = [one for one in found if one.kind == "setting"]
-    assert cut.verdict == "contradicts" and "command of their own" in cut.why
+    assert cut.verdict == "contradicts" and "the shell takes these options for a command" in cut.why
     assert "--tensor-parallel-size 3" in report.fixed.command.line
 
 
@@ -317,21 +317,6 @@ def test_what_compose_gives_its_server(service: dict[str, object], found: list[s
     assert [*to_fix(lint(text))] == found
 
 
-def test_scripts_of_a_unit_that_are_not_read_are_told(tmp_path: Path) -> None:
-    """21 scripts, of which each starts a server: 20 are read."""
-    unit = tmp_path / "many.service"
-    for count, is_told in ((20, False), (21, True)):
-        lines = []
-        for k in range(count):
-            (tmp_path / f"serve{k}.sh").write_text(f"vllm serve m --port {8000 + k}\n")
-            lines.append(f"ExecStart=/opt/serve{k}.sh")
-        unit.write_text("[Service]\n" + "\n".join(lines) + "\n")
-        report = lint(str(unit))
-        assert len(report.commands) == 20
-        told = [one for one in report.findings if "more than 20 scripts" in one.why]
-        assert bool(told) == is_told and report.verdict == ("at_risk" if is_told else "ok")
-
-
 NOT_READ = {
     "Nomad": 'job "a" {\n task "b" {\n  config {\n   image = "vllm/vllm-openai:v0.20.2"\n  }\n }\n}\n',
     "PowerShell": "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B",
@@ -349,12 +334,6 @@ def test_a_format_that_is_not_read_is_told(
     path.write_text(text)
     assert main(["lint", str(path)]) == 3
     assert capsys.readouterr().out.startswith("Not judged: a ")
-
-
-def test_of_slurms_image_no_version_is_read() -> None:
-    line = "srun -N1 --container-image=vllm/vllm-openai:v0.20.2 vllm serve Qwen/Qwen3-8B"
-    assert to_fix(lint(line)) == {"--container-image": "unread"}
-    assert not to_fix(lint(line, "0.20.2"))
 
 
 def write_two_services(first: object, second: object, **more: object) -> str:
@@ -394,7 +373,7 @@ def test_two_services_on_one_gpu_ask_for_more_than_all_of_it(
         not shared
     ] * 2
     if shared:
-        assert "services.b (0.6) on GPU 0" in str(report) or "GPU-8f2a" in str(report)
+        assert "with services.b on its GPU" in str(report)
         assert all("starts last" in one.not_planned_reason for one in report.commands)
     assert "0.95" not in str(report)
 
@@ -405,17 +384,14 @@ def test_services_of_other_profiles_never_run_together() -> None:
     for name, service in document["services"].items():
         service["profiles"] = [name]
     assert not to_fix(lint(yaml.safe_dump(document)))
-    document["services"]["a"]["environment"] = {"CUDA_VISIBLE_DEVICES": "0"}
-    del document["services"]["a"]["profiles"]  # it always starts
-    assert to_fix(lint(yaml.safe_dump(document)))
 
 
-def test_a_share_below_the_default_is_raised_only_to_start_and_with_a_word() -> None:
+def test_a_share_below_the_default_is_raised_only_to_start() -> None:
     served = "vllm serve Qwen/Qwen3-8B --max-model-len {} --gpu-memory-utilization {}"
     report = lint(served.format(8192, 0.45), "0.20.2", gpu="A100-80GB")
     assert not report.commands[0].fixed.diff
     report = lint(served.format(40960, 0.2), "0.20.2", gpu="A100-80GB")
-    assert "if nothing else uses the GPU" in str(report)
+    assert "gpu_memory_utilization: it starts" in str(report)
 
 
 def test_detached_containers_of_a_script_share_their_gpu() -> None:
@@ -431,30 +407,6 @@ def test_a_line_after_docker_run_is_a_command_of_its_own(second: str) -> None:
     report = lint(f"{first}\n{second}\n")
     assert to_fix(report) == {"--swap-space": "removed"}
     assert len(report.commands) == 1 + second.startswith("vllm serve")
-    cut = "docker run --gpus all\nvllm/vllm-openai:v0.20.2 --model Qwen/Qwen3-8B"
-    assert "without a backslash" in str(lint(cut))
-
-
-@pytest.mark.parametrize(
-    ("port", "given", "is_open"),
-    [
-        ("8000:8000", {}, True),
-        ("127.0.0.1:8000:8000", {}, False),
-        ({"target": 8000, "published": 8000}, {}, True),
-        ({"target": 8000, "published": 8000, "host_ip": "127.0.0.1"}, {}, False),
-        ("8000:8000", {"environment": {"VLLM_API_KEY": "${KEY}"}}, False),
-    ],
-)
-def test_a_published_port_without_a_key_is_noted(
-    port: object, given: dict[str, object], is_open: bool
-) -> None:
-    """docs.docker.com: a port is published on all addresses of the host unless one is given."""
-    service = {
-        "image": "vllm/vllm-openai:v0.20.2", "ipc": "host", "gpus": "all", "ports": [port],
-        "command": "--model Qwen/Qwen3-8B --host 0.0.0.0", **given,
-    }  # fmt: skip
-    report = lint(yaml.safe_dump({"services": {"a": service}}))
-    assert ("no API key" in str(report)) is is_open and not to_fix(report)
 
 
 def test_what_an_operator_makes_of_other_keys_is_not_known() -> None:

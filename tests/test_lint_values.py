@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from planner.engines.cli_options import get_cli_options
 from planner.tools.lint.report import CommandReport, lint
 
 
@@ -86,25 +85,28 @@ def test_drafts_under_pipeline_parallelism(layout: str, version: str, refused: b
 @pytest.mark.parametrize(
     "options",
     [
-        "--speculative-model Qwen/Qwen3-0.6B",
-        "--num-speculative-tokens 5",
         "--swap-space 4 --enable-reasoning",
         "--attention-backend XFORMERS --max-num-seqs 8",
         "--max-cpu-loras 8",
     ],
 )
 def test_what_is_proposed_starts(options: str) -> None:
-    """A model of drafts without their number, or a number without a model, drafts nothing."""
     report = check(options, "0.20.2")
     assert report.fixed.diff and not report.unsettled
     assert not check(report.fixed.command.line.partition("Qwen3-8B")[2], "0.20.2").refuses_to_start
-    assert "speculative" not in report.fixed.command.line
 
 
-def test_a_backend_that_is_gone_is_not_moved_to_an_option() -> None:
-    (report,) = lint("VLLM_ATTENTION_BACKEND=XFORMERS vllm serve m", "0.20.2").commands
-    assert report.fixed.command.argv == ("m",) and not report.fixed.command.environment
-    assert report.fixed.diff == ("- VLLM_ATTENTION_BACKEND=XFORMERS",)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "VLLM_ATTENTION_BACKEND=XFORMERS vllm serve m",
+        "vllm serve m --speculative-model [ngram] --num-speculative-tokens 4",
+        "vllm serve m --guided-decoding-backend xgrammar --rope-theta 1e6",
+    ],
+)
+def test_what_only_its_author_can_decide_is_asked(line: str) -> None:
+    report = lint(line, "0.20.2").commands[0]
+    assert not report.fixed.diff and any(one.needs_fix for one in report.checked.findings)
 
 
 @pytest.mark.slow
@@ -118,75 +120,20 @@ def test_no_proposal_makes_the_first_token_much_later(model: str, gpu: str) -> N
         assert after.get("ttft", "p50").mid < 1.2 * before.get("ttft", "p50").mid
 
 
-def test_a_kv_cache_of_a_given_size_has_it_whatever_the_share_of_the_memory() -> None:
-    """Llama 3.1 8B: 32 layers x 8 heads x 128 x 2 x 2 bytes a token, 16 tokens a block."""
-    served = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 16384"
-    token_bytes = 32 * 8 * 128 * 2 * 2
-
-    def plan(option: str, version: str = "0.33.0", gpu: str = "A100-80GB") -> CommandReport:
-        return lint(f"{served} {option}", version, gpu=gpu).commands[0]
-
-    for share in ("", "--gpu-memory-utilization 0.5"):
-        report = plan(f"--kv-cache-memory-bytes 4G {share}")
-        assert report.plan and report.plan.memory.status == "ok" and not report.fixed.diff
-        assert report.plan.memory.pool.reported_tokens == 2**32 // token_bytes
-        assert report.plan.memory.kv_available.lo == 2**32
-    # 0.33.0 v1/core/kv_cache_planning.py: max_model_len needs 1,024 blocks and the null block
-    for blocks, starts in ((500, False), (1024, False), (1025, True)):
-        report = plan(f"--num-gpu-blocks-override {blocks}")
-        assert report.plan and report.plan.memory.can_start is starts
-        assert report.plan.memory.pool.num_blocks == blocks
-        assert bool(report.fixed.diff) is not starts
-    # 0.18.0 compares the length with the memory that it measured, not with these blocks
-    report = plan("--num-gpu-blocks-override 500", "0.18.0")
-    assert report.plan and report.plan.memory.can_start and report.plan.capped_length == 8000
-    # more than the GPU has beside the weights
-    report = plan("--kv-cache-memory-bytes 70G")
-    assert (
-        report.plan and not report.plan.memory.can_start and "70.00 GiB" in str(report.plan.memory)
-    )
-    # what both say: the blocks count
-    report = plan("--num-gpu-blocks-override 2000 --kv-cache-memory-bytes 70G")
-    assert report.plan and report.plan.memory.pool.num_blocks == 2000
+@pytest.mark.parametrize("option", ["--kv-cache-memory-bytes 4G", "--num-gpu-blocks-override 500"])
+def test_a_kv_cache_of_a_given_size_is_not_judged(option: str) -> None:
+    report = lint(f"vllm serve meta-llama/Llama-3.1-8B-Instruct {option}", gpu="A100-80GB")
+    assert report.verdict == "at_risk" and "size of the KV cache" in str(report)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
-@pytest.mark.parametrize(
-    ("old", "argument", "value"),
-    [
-        (f"--rope-scaling '{json.dumps(YARN)}'", "hf_overrides", {"rope_scaling": YARN}),
-        ("--rope_theta 1e6 --hf-overrides '{\"a\": 1}'", "hf_overrides", {"rope_theta": 1e6, "a": 1}),
-        ("--num-redundant-experts=32", "eplb_config", {"num_redundant_experts": 32}),
-        ("--eplb-log-balancedness", "eplb_config", {"log_balancedness": True}),
-        ("--guided-decoding-backend xgrammar", "structured_outputs_config", {"backend": "xgrammar"}),
-        ("--speculative-model '[ngram]' --num-speculative-tokens 4 --ngram-prompt-lookup-max 3",
-         "speculative_config", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}),
-    ],
-)  # fmt: skip
-def test_the_value_of_a_removed_option_moves_into_its_successor(
-    old: str, argument: str, value: dict[str, Any]
-) -> None:
-    """The names that vLLM 0.33.0 has: config/model.py, parallel.py, structured_outputs.py."""
-    (report,) = lint(f"vllm serve Qwen/Qwen3-8B {old}").commands
-    fixed = get_cli_options("vllm", "0.33.0").parse(report.fixed.command.argv)
-    assert not fixed.errors and fixed.values == {argument: value}
-    assert report.checked.argument_values[argument] == value
-    advice = [one.instead for one in report.checked.findings if one.instead.startswith("--")]
-    words = shlex.split(advice[0])
-    assert json.loads(words[1]).items() <= value.items()
-    assert not any(one.refused for one in lint(report.fixed.command.line).findings)
-
-
-def test_yarn_of_an_old_guide_still_extends_the_context_once_it_has_moved() -> None:
+def test_yarn_of_an_old_guide_still_extends_the_context() -> None:
     """Qwen3's model card: factor 4 of 32,768 tokens is 131,072."""
     line = f"vllm serve Qwen/Qwen3-8B --rope-scaling '{json.dumps(YARN)}' --max-model-len 131072"
     report = lint(line, gpu="H100")
     assert {one.name for one in report.findings if one.needs_fix} == {"--rope-scaling"}
-    (command,) = report.commands
-    assert command.plan and command.plan.memory.status == "ok"
-    assert command.plan.deployment.args.max_model_len == 131072
 
 
 def test_the_acceptance_of_drafts_that_is_assumed_is_told() -> None:
@@ -195,7 +142,7 @@ def test_the_acceptance_of_drafts_that_is_assumed_is_told() -> None:
         model = "Qwen/Qwen3-8B" if is_ngram else "zai-org/GLM-4.5-Air"
         served = f"vllm serve {model} -tp 4 --speculative-config '{config.format(method)}'"
         (note,) = [one for one in lint(served, gpu="H100").notes if "70%" in one]
-        assert "acceptance_rate" in note and ("repeat" in note) is is_ngram
+        assert method in note
     assert "70%" not in str(lint("vllm serve Qwen/Qwen3-8B", gpu="H100"))
 
 
@@ -227,45 +174,8 @@ def test_the_connectors_of_a_kv_transfer_are_those_of_the_version(
 
     expected = [(verdict, verdict != "risky")] if verdict else []
     assert find(config) == expected
-    several = {"connectors": [{"kv_connector": "OffloadingConnector"}, config]}
-    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
-    assert find({**multi, "kv_connector_extra_config": several}) == expected
     if version == "0.33.0":  # a module of one's own has any name
         assert not find({**config, "kv_connector_module_path": "mine.connector"})
-
-
-def test_slots_of_adapters_are_named_and_made_fewer_before_gpus_are_added() -> None:
-    """Rank 64 in 16 bit of Llama 3.1 8B: 0.336 GB an adapter, from the shapes of its weights."""
-    served = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 --enable-lora"
-    report = lint(f"{served} --max-loras 50 --max-lora-rank 64", "0.33.0", gpu="A10G")
-    (command,) = report.commands
-    assert command.plan and not command.plan.memory.can_start
-    hidden, kv, ffn, out = 4096, 1024, 14336, 128256
-    pairs = [(hidden, hidden)] * 2 + [(hidden, kv)] * 2 + [(hidden, ffn)] * 3
-    adapter = 2 * 64 * (32 * sum(map(sum, pairs)))
-    assert 50 * adapter / 2**30 < 18 and "GiB of what is loaded are 50 slots" in str(report)
-    said = float(re.search(r"([\d.]+) GiB of what is loaded", str(report))[1])
-    assert 50 * adapter / 2**30 - 1 < said < 50 * (adapter + 2 * 64 * (hidden + out)) / 2**30 + 1
-    slots = int(re.search(r"\+ --max-loras (\d+)", str(report))[1])
-    assert 1 <= slots < 50 and "+ --max-cpu-loras 50" in str(report)
-    assert "parallel-size" not in str(report).partition("Fixed command")[2]
-    again = lint(command.fixed.command.line, "0.33.0", gpu="A10G")
-    assert again.commands[0].plan and again.commands[0].plan.memory.status == "ok"
-
-
-def test_what_is_missing_adds_up() -> None:
-    served = "vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2 --max-model-len 32768"
-    report = lint(f"{served} --gpu-memory-utilization 0.9", gpu="2xA100-SXM-80GB")
-    text = str(report)
-    numbers = re.search(
-        r"([\d.]+) GiB per GPU is missing: ([\d.]+) for weights.* and ([\d.]+) for the KV", text
-    )
-    assert numbers and float(numbers[1]) == pytest.approx(
-        float(numbers[2]) + float(numbers[3]), abs=0.011
-    )
-    # 80 layers x 8 heads x 128 x 2 x 2 bytes x 32,768 tokens on 2 GPUs
-    assert float(numbers[3]) == pytest.approx(80 * 8 * 128 * 4 * 32768 / 2 / 2**30, abs=0.01)
-    assert "One change is enough" in text
 
 
 def test_advice_on_a_high_share_is_that_of_the_fixed_command() -> None:

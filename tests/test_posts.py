@@ -20,7 +20,6 @@ from planner.tools.diagnostics.log_comparison import LogExplanation, explain_log
 from planner.tools.lint.findings import LINT_EXIT_CODES
 from planner.tools.lint.named_gpus import find_named_gpu
 from planner.tools.lint.report import LintReport, lint, read_launched_deployment
-from planner.tools.lint.source_reader import read_source
 from planner.ui.cli import main
 
 POSTS = Path(__file__).parent / "data" / "posts"
@@ -105,7 +104,6 @@ UNREACHED = {
         write_deployment([], ports=NAMED, readinessProbe={"httpGet": {"port": "metrics"}}),
         {"readinessProbe": "contradicts"},
     ),
-    "a Service": (write_deployment(["--port=8080"], SERVICE), {"Service llm": "contradicts"}),
 }  # fmt: skip
 
 
@@ -167,32 +165,10 @@ def test_kserve_joins_a_runtime_and_its_service() -> None:
     assert str(one.checked.version) == "0.20.2"
     assert one.checked.command.setup
     assert one.checked.command.setup.num_gpus == 2
-    assert one.need and one.need.num_gpus == 2
+    assert one.need and one.need.deployment.layout.num_gpus == 2
     assert to_fix(report) == {
         "--enable-reasoning": "removed", "--no-such-option": "unknown", "/dev/shm": "risky",
     }  # fmt: skip
-
-
-def write_kserve(port: str, runtime: dict[str, object], **model: object) -> str:
-    container = {"name": "kserve-container", "image": "example.org/own:1", "args": [
-        "--model=/mnt/models", "--max-model-len=8192", f"--port={port}"]}  # fmt: skip
-    formats = [{"name": "vllm", "autoSelect": True}]
-    spec = {"containers": [container], "supportedModelFormats": formats}
-    service = {"modelFormat": {"name": "vllm"}, "storageUri": "hf://Qwen/Qwen3-8B", **model}
-    return yaml.safe_dump_all([
-        {"kind": "ClusterServingRuntime", "metadata": {"name": "own"}, "spec": {**spec, **runtime}},
-        {"kind": "InferenceService", "spec": {"predictor": {"model": service}}},
-    ])  # fmt: skip
-
-
-def test_a_runtime_is_found_by_its_format_and_asked_at_8080() -> None:
-    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    assert not to_fix(lint(write_kserve("8080", {}, **limits)))
-    assert to_fix(lint(write_kserve("8000", {}, **limits))) == {"KServe": "contradicts"}
-    assert to_fix(lint(write_kserve("8080", {}))) == {"GPUs": "risky"}
-    # 8 GB of weights in 16 bit do not fit a T4
-    selector = {"nodeSelector": {"nvidia.com/gpu.product": "Tesla-T4"}}
-    assert lint(write_kserve("8080", selector, **limits)).verdict == "mend"
 
 
 def test_the_gpu_that_a_file_names_is_planned_on() -> None:
@@ -243,9 +219,6 @@ def test_a_chart_with_the_command_in_its_image() -> None:
     }
     (one,) = lint(yaml.safe_dump({**values, "containerPort": 8000})).commands
     assert (str(one.checked.version), one.plan and one.plan.deployment.gpu.name) == ("0.20.2", "L4")
-    assert to_fix(lint(yaml.safe_dump({**values, "containerPort": 8080}))) == {
-        "containerPort": "contradicts"
-    }
 
 
 UNMODELLED = {
@@ -543,9 +516,6 @@ BUDGETS = {
     "a volume keeps the download": (
         {"periodSeconds": 5, "failureThreshold": 30}, CACHE, [{"name": "c", "mountPath": "/root/.cache"}], False,
     ),
-    "a volume for something else does not": (
-        {"periodSeconds": 5, "failureThreshold": 30}, CACHE, [{"name": "c", "mountPath": "/logs"}], True,
-    ),
     "nothing starts in 20 seconds": (
         {"periodSeconds": 5, "failureThreshold": 4}, CACHE, [{"name": "c", "mountPath": "/root/.cache"}], True,
     ),
@@ -562,14 +532,6 @@ def test_a_probes_budget_is_held_against_the_download(
     document = yaml.safe_load(text)
     document["spec"]["template"]["spec"] |= pod
     assert ("startupProbe" in to_fix(lint(yaml.safe_dump(document)))) == found
-
-
-def test_kserve_fetches_before_the_container_starts() -> None:
-    probe = {
-        "startupProbe": {"periodSeconds": 5, "failureThreshold": 30, "httpGet": {"port": 8080}}
-    }
-    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    assert not to_fix(lint(write_kserve("8080", {}, **limits, **probe)))
 
 
 @pytest.mark.parametrize(
@@ -597,13 +559,6 @@ def test_remote_code_that_is_not_pinned_is_called_a_risk(pin: str, told: bool) -
     assert LINT_EXIT_CODES[report.verdict] == (3 if told else 0)
     folder = lint(f"vllm serve /models/Qwen3-8B --trust-remote-code{pin}", "0.20.2")
     assert folder.verdict == "ok"
-
-
-def test_a_file_whose_model_is_not_pinned_says_so() -> None:
-    notes = lint(write_service("Qwen/Qwen3-8B")).notes
-    assert any("--revision pins it" in note for note in notes)
-    pinned = lint(write_service("Qwen/Qwen3-8B --revision abc"))
-    assert not any("--revision" in note for note in pinned.notes)
 
 
 UNMODELLED_OPTIONS = {
@@ -648,7 +603,6 @@ UNMODELLED_OPTIONS = {
         "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --device npu", None, 3,
     ),
     "an image for CPUs": ("docker run vllm/vllm-openai-cpu:v0.20.2 Qwen/Qwen3-8B --port 8000", None, 3),
-    "vLLM-Omni": ("vllm serve Qwen/Qwen2.5-Omni-7B --omni --stage-configs-path a.yaml", None, 3),
 }  # fmt: skip
 
 
@@ -673,50 +627,20 @@ def test_the_kernels_of_tensorrt_llms_experts_are_read_in_their_mapping(
 
 
 SLURM = {
-    "a kind and a number": ("#SBATCH --gres=gpu:h100:4", "H100-SXM", 4),
-    "in the step": ("srun -n 1 --gpus-per-node=l40s:2 true", "L40S", 2),
-    "--gpus": ("#SBATCH --gpus a100:8", "A100", 8),
-    "a number alone": ("#SBATCH --gres=gpu:4", "", 0),
-    "another resource": ("#SBATCH --gres=shard:h100:4", "", 0),
+    "a kind and a number": ("#SBATCH --gres=gpu:h100:4", "H100-SXM"),
+    "in the step": ("srun -n 1 --gpus-per-node=l40s:2 true", "L40S"),
+    "--gpus": ("#SBATCH --gpus a100:8", "A100"),
+    "a number alone": ("#SBATCH --gres=gpu:4", ""),
+    "another resource": ("#SBATCH --gres=shard:h100:4", ""),
 }
 
 
-@pytest.mark.parametrize("line,gpu,count", SLURM.values(), ids=SLURM)
-def test_slurm_jobs_name_their_gpus(line: str, gpu: str, count: int) -> None:
+@pytest.mark.parametrize("line,gpu", SLURM.values(), ids=SLURM)
+def test_slurm_jobs_name_their_gpus(line: str, gpu: str) -> None:
     """slurm.schedmd.com, sbatch: --gres=gpu:kepler:2, --gpus=volta:3."""
-    tp = max(count, 1)
-    script = f"#!/bin/bash\n{line}\nsrun vllm serve Qwen/Qwen3-8B --tensor-parallel-size {tp}\n"
-    (one,) = lint(script).commands
+    (one,) = lint(f"#!/bin/bash\n{line}\nsrun vllm serve Qwen/Qwen3-8B\n").commands
     assert (one.plan is not None) == bool(gpu)
-    if one.plan:
-        assert one.plan.deployment.gpu.name.startswith(gpu)
-    asked = script.replace(f"size {tp}", f"size {2 * tp}")
-    assert gpu == "" or lint(asked).verdict == "mend"
-
-
-SLURM_TOTALS = {
-    "--gpus is the job's": ("#SBATCH -N 2\n#SBATCH --gpus=h100:8", 8),
-    "-G, too": ("#SBATCH --nodes=2\n#SBATCH -G h100:8", 8),
-    "--gres is a node's": ("#SBATCH -N 2\n#SBATCH --gres=gpu:h100:4", 8),
-    "as --gpus-per-node": ("#SBATCH --nodes 2\n#SBATCH --gpus-per-node=h100:4", 8),
-    "a task's": ("#SBATCH --ntasks=8 --gpus-per-task=h100:1", 8),
-    "a task's, of tasks per node": (
-        "#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=h100:1", 8,
-    ),
-    "a task's, and no number of tasks": ("#SBATCH --gpus-per-task=h100:1", None),
-    "the step's nodes": ("srun -N2 --gpus-per-node=h100:4 true", 8),
-    "the nodes of another line": ("#SBATCH --gpus-per-node=h100:4\nsrun -N 2 true", 8),
-    "nodes as a range": ("#SBATCH -N 2-4\n#SBATCH --gpus-per-node=h100:4", None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("lines,count", SLURM_TOTALS.values(), ids=SLURM_TOTALS)
-def test_slurms_numbers_count_as_its_manual_says(lines: str, count: int | None) -> None:
-    """slurm.schedmd.com, sbatch: --gpus of the job, --gres and --gpus-per-node of a node, or a task."""
-    script = f"#!/bin/bash\n{lines}\nsrun vllm serve Qwen/Qwen3-8B --tensor-parallel-size 8\n"
-    (one,) = read_source(script).commands
-    assert one.num_gpus == count and one.gpu.endswith("H100-SXM")
-    assert not [each for each in lint(script).findings if each.verdict == "contradicts"]
+    assert not one.plan or one.plan.deployment.gpu.name.startswith(gpu)
 
 
 def test_sglang_starts_where_its_cache_is_shorter_than_the_context() -> None:
@@ -835,10 +759,6 @@ GUIDES = {
     "lines that are cut off": (
         "vllm serve m/n\n  --max-num-seqs 8\n", {"--max-num-seqs": "contradicts"},
     ),
-    "an image on a line of its own": (
-        "docker run --gpus all --ipc=host\nvllm/vllm-openai:v0.20.2 m/n\n",
-        {"vllm/vllm-openai:v0.20.2": "contradicts"},
-    ),
 }  # fmt: skip
 
 
@@ -878,25 +798,6 @@ def test_errors_are_known_however_their_lines_are_broken(
     assert diagnose(log=tmp_path / "server.log").exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "check,waits,found",
-    [
-        ({"start_period": "30s"}, True, True),  # and 3 x 30 s; an 8B needs 16 GB first
-        ({"start_period": "10m", "interval": "10s"}, True, False),
-        ({"start_period": "1m30s", "interval": "500ms"}, True, True),
-        ({"start_period": "30s"}, False, False),  # nobody waits: it becomes healthy later
-        ({"start_period": "${WAIT}"}, True, False),
-    ],
-)
-def test_what_waits_for_a_service_gives_up(check: dict[str, str], waits: bool, found: bool) -> None:
-    check = {"test": "curl -f http://localhost:8000/health", **check}
-    document = yaml.safe_load(write_service("Qwen/Qwen3-8B", healthcheck=check))
-    if waits:
-        needs = {"llm": {"condition": "service_healthy"}}
-        document["services"]["web"] = {"image": "web", "depends_on": needs}
-    assert to_fix(lint(yaml.safe_dump(document))) == ({"healthcheck": "risky"} if found else {})
-
-
 def test_a_file_that_is_no_yaml_says_so(tmp_path: Path) -> None:
     """As GoogleCloudPlatform/kubernetes-engine-samples, ai-ml/infw-gw: its lines are indented unevenly."""
     path = tmp_path / "serve.yaml"
@@ -909,15 +810,6 @@ def test_a_file_that_is_no_yaml_says_so(tmp_path: Path) -> None:
     assert f"line {line}: mapping values are not allowed" in report.unread[0].why
 
 
-def test_an_image_whose_options_stand_elsewhere_is_not_judged(tmp_path: Path) -> None:
-    values = {"image": {"repository": "vllm/vllm-openai", "tag": "v0.19.1"}, "model": {"id": "m/n"}}
-    path = tmp_path / "values.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    report = lint(str(path))
-    assert LINT_EXIT_CODES[report.verdict] == 3
-    assert report.unread[0].written == "vllm/vllm-openai:v0.19.1"
-
-
 @pytest.mark.parametrize("tag,version", [("26.05-py3", "0.20.1"), ("25.09-py3", "")])
 def test_the_month_of_nvidias_image_is_no_version(tag: str, version: str) -> None:
     line = f"docker run --gpus all nvcr.io/nvidia/vllm:{tag} vllm serve Qwen/Qwen3-8B"
@@ -926,8 +818,8 @@ def test_the_month_of_nvidias_image_is_no_version(tag: str, version: str) -> Non
 
 
 BRANCHES = {
-    "a default that a branch would change": ("N=7\nif [ $OFF ]; then\n  N=0\nfi\n", "7"),
-    "a case": ('case "$MODE" in\n  on) N=8 ;;\n  off|no) N=0 ;;\nesac\n', "8"),
+    "a default that a branch would change": ("N=7\nif [ $OFF ]; then\n  N=0\nfi\n", "${N}"),
+    "a case": ('case "$MODE" in\n  on) N=8 ;;\n  off|no) N=0 ;;\nesac\n', "${N}"),
     "what is unset before": ("if [ -z $N ]; then N=9; fi\n", "9"),
     "after the branch": ("N=7\nif x; then N=0; fi\nN=5\n", "5"),
     "for one command": ("N=7\nif x; then N=0; else if y; then N=1; fi; fi\nN=6\n", "6"),
@@ -935,17 +827,9 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize("script,value", BRANCHES.values(), ids=BRANCHES)
-def test_the_first_value_of_a_variable_holds(script: str, value: str) -> None:
+def test_what_a_branch_sets_anew_is_not_known(script: str, value: str) -> None:
     (one,) = lint(f"{script}vllm serve Qwen/Qwen3-8B --max-num-seqs $N").commands
     assert str(one.checked.argument_values["max_num_seqs"]) == value
-
-
-def test_a_branch_adds_to_what_is_there_and_is_named() -> None:
-    script = 'A="--seed 1"\nB=1\nif x; then A="$A --enforce-eager"; B=2; fi\nvllm serve m/n $A\n'
-    report = lint(script)
-    (one,) = report.commands
-    assert one.checked.argument_values["enforce_eager"] is True
-    assert [note for note in report.notes if "B" in note and "branch" in note]
 
 
 def test_the_end_of_a_shells_options_is_no_script() -> None:

@@ -286,17 +286,6 @@ def resolve_dynamo_version(name: str, version: str) -> str:
     return version if is_engine_release or not earlier else shipped[max(earlier)]
 
 
-def get_dynamo_image_version(name: str, version: str) -> str:
-    """Get the engine version in the image of a Dynamo version; empty if unknown."""
-    dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(name)
-    shipped = (
-        dynamo_releases.shipped
-        if dynamo_releases
-        else load_catalog("clouds.yaml", CloudNames)[f"dynamo {name}"].names
-    )
-    return shipped.get(version, "")
-
-
 def get_monthly_image_version(name: str, month: str) -> str:
     """Get the engine version in NVIDIA's image of a month, such as "26.05"; empty if unknown."""
     cloud_names = load_catalog("clouds.yaml", CloudNames).get(f"nvidia {name}")

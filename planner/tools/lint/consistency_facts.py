@@ -95,8 +95,7 @@ def _find_devices(checked: CheckedCommand) -> dict[str, Any] | None:
     return {
         "taken": taken, "listed": listed, "most": MAX_GPUS_OF_A_BOX,
         "visible": len(listed.split(",")) if re.fullmatch(r"\d+(,\d+)*", listed) else None,
-        "given": command.num_gpus or (command.setup and command.setup.num_gpus),
-        "holder": "job" if command.num_gpus else "container",
+        "given": command.setup and command.setup.num_gpus,
         "machines": math.ceil(taken / MAX_GPUS_OF_A_BOX),
         "names_nodes": "--nnodes" in get_cli_options(command.engine, checked.version).spellings,
     }  # fmt: skip

@@ -4,7 +4,7 @@ Options of `docker run` are read as the fields of a compose service that they ar
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,8 +18,6 @@ DEFAULT_SHM_BYTES = 64 * MIB
 """Size of /dev/shm in a container, if nobody says another (`docker run --help`, Kubernetes)."""
 _PROBE_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "failureThreshold": 3}
 """Defaults of a probe (kubernetes.io, Configure Liveness, Readiness and Startup Probes)."""
-KSERVE_PORT = 8080
-"""Port at which KServe asks a container that names none (kserve.github.io, custom predictor)."""
 _ADDRESS_PATTERN = re.compile(
     r"(?P<scheme>https?://)?(?<![\w.-])(?P<host>localhost|\d{1,3}(?:\.\d{1,3}){3}|\[?::1\]?)"
     r"(?:(?P<sign>:|[ \t]+)(?P<port>\d{1,5}|\S)?)?"
@@ -35,7 +33,6 @@ class PortUse:
     written: str
     host: str = ""  # by which it is asked inside the container; empty: from outside
     problem: str = ""  # why it reaches nothing, whatever the port
-    is_certain: bool = True  # whether other containers beside it change nothing about that
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,9 @@ class ContainerSetup:
     # "shared": other programs may listen at the same address
     network: Literal["own", "host", "shared"] = "own"
     addresses: tuple[str, ...] = ()  # that it is given
-    visible_gpus: tuple[str, ...] = ()  # of the host, by index or UUID; empty: not known
-    profiles: tuple[str, ...] = ()  # of compose: it starts only with one of these
+    visible_gpus: tuple[
+        str, ...
+    ] = ()  # of the host that it takes, the first of a number; empty: not known
 
     @property
     def takes_gpus(self) -> bool:
@@ -83,23 +81,6 @@ def parse_count(value: object) -> int | None:
     """Return a number of things; None for other text."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 10 else None
-
-
-def list_visible_gpus(count: object, ids: Sequence[str]) -> tuple[str, ...]:
-    """List the GPUs of the host that a container sees, by index or UUID; empty if not known.
-
-    A count is that of the host's first GPUs, and `all` or -1 is every one: moby
-    daemon/nvidia_linux.go, setNVIDIAGPUs and countToDevices.
-
-    >>> list_visible_gpus(2, ()), list_visible_gpus("all", ())[-1], list_visible_gpus(None, ["3"])
-    (('0', '1'), '7', ('3',))
-    """
-    if ids:
-        return tuple(ids)
-    number = str(count)
-    is_number = number.isdecimal() and 0 < int(number) <= MAX_GPUS_OF_A_BOX
-    size = int(number) if is_number else MAX_GPUS_OF_A_BOX if number in ("all", "-1") else 0
-    return tuple(map(str, range(size)))
 
 
 def read_docker_options(words: Sequence[str]) -> tuple[dict[str, Any], int | None]:
@@ -138,65 +119,39 @@ def read_service_setup(
         if isinstance(one, Mapping):
             source, target = str(one.get("source", "")), str(one.get("target", ""))
         mounts[target.partition(":")[0]] = source
-    tmpfs = [service["tmpfs"]] if isinstance(service.get("tmpfs"), str) else service.get("tmpfs")
-    memory = [str(one).partition(":")[0] for one in list_items(tmpfs)]
     is_shared = str(service.get("ipc", "private")) not in ("private", "shareable", "none")
     size = service.get("shm_size")
     mode, networks = str(service.get("network_mode") or ""), service.get("networks")
     joined = networks.values() if isinstance(networks, Mapping) else ()
     addresses = [service.get("ip"), *(get_nested(one, "ipv4_address") for one in joined)]
     has_gpus = any(service.get(key) for key in ("gpus", "devices", "runtime", "privileged"))
-    is_beside = runtime == "compose" or service.get("detach")  # others start while it runs
     return ContainerSetup(
         runtime,
         bool(requests) or has_gpus,
         count if isinstance(count, int) else len(named) or None,
-        None if is_shared or "/dev/shm" in (*mounts, *memory)
+        None if is_shared or "/dev/shm" in f"{service.get('volumes')} {service.get('tmpfs')}"
         else parse_bytes(str(size)) if size else DEFAULT_SHM_BYTES,
         mounts=mounts,
         volumes=tuple(mounts) if runtime == "compose" else None,
         uses=tuple(_read_service_uses(service, mode == "host")),
         network="host" if mode == "host" else "shared" if ":" in mode else "own",
         addresses=tuple(map(str, filter(None, addresses))),
-        # every GPU where neither a number nor ids are given
-        visible_gpus=list_visible_gpus("all" if count is None else count, named)
-        if requests and is_beside else (),
-        profiles=tuple(map(str, list_items(service.get("profiles")))),
+        # a count takes the host's first ones, and a profile may not start
+        visible_gpus=tuple(named) or ("0",) * bool(requests)
+        if (runtime == "compose" or service.get("detach")) and not service.get("profiles") else (),
     )  # fmt: skip
-
-
-def read_health_limit(check: object) -> float | None:
-    """Return after how many seconds a service counts as unhealthy; None if that is not known.
-
-    docs.docker.com, Dockerfile reference: failures within the start period do not count.
-    """
-    if not isinstance(check, Mapping) or not check.get("test"):
-        return None
-    start = _parse_duration(check.get("start_period", "0s"))
-    interval, retries = _parse_duration(check.get("interval", "30s")), check.get("retries", 3)
-    if start is None or interval is None or not isinstance(retries, int):
-        return None
-    return start + interval * retries
-
-
-def _parse_duration(text: object) -> float | None:
-    """Return the seconds of "1m30s"; None for other text."""
-    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
-    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[hms])", str(text))
-    if not parts or "".join(map("".join, parts)) != str(text):
-        return None
-    return sum(float(number) * units[unit] for number, unit in parts)
 
 
 def read_pod_setup(
     node: Mapping[str, Any], pod: Mapping[str, Any] | None, kind: str,
-    labels: Mapping[str, Any], objects: Sequence[Mapping[str, Any]],
+    objects: Sequence[Mapping[str, Any]],
 ) -> ContainerSetup:  # fmt: skip
     """Return what a container of a pod is given; of a template, whose pod is not here, less is known."""
     forms, is_foreign = load_forms(), not pod
     pod = pod or {}
     limits = get_nested(node, "resources", "limits")
     limits = limits if isinstance(limits, Mapping) else {}
+    limits = {"requested/gpu": node["requestGPU"]} if "requestGPU" in node else limits  # of a chart
     mounts = {
         str(get_nested(mount, "name")): get_nested(mount, "mountPath")
         for mount in list_items(node.get("volumeMounts"))
@@ -211,14 +166,7 @@ def read_pod_setup(
         one in containers or get_nested(one, "restartPolicy") == "Always"
         for one in [*containers[1:], *list_items(pod.get("initContainers"))]
     )
-    uses = [*_read_pod_uses(node, labels, objects)]
-    if isinstance(port := node.get("containerPort"), int):  # of a chart's values
-        uses.append(PortUse("containerPort", (port,), f"containerPort: {port}"))
     is_fetched = kind in (*forms.runtime_kinds, "InferenceService")  # KServe brings the weights
-    if is_fetched and not is_foreign:
-        ports = [get_nested(one, "containerPort") for one in list_items(node.get("ports"))]
-        first = next((one for one in ports if isinstance(one, int)), None if ports else KSERVE_PORT)
-        uses.append(PortUse("KServe", (first,) if first else (), f"KServe: port {first}"))
     counts = [n for name, n in limits.items() if str(name).endswith(("/gpu", "/gaudi"))]
     probe, limit_s = _read_start_limit(node)
     return ContainerSetup(
@@ -237,7 +185,7 @@ def read_pod_setup(
             if one.get("kind") == "Service" and pod.get("enableServiceLinks") is not False
         ),
         volumes=None if is_foreign or is_fetched else tuple(map(str, mounts.values())),
-        uses=tuple(uses),
+        uses=tuple(_read_pod_uses(node)),
         network="host" if pod.get("hostNetwork") is True else "shared" if has_others else "own",
     )
 
@@ -290,10 +238,8 @@ def _read_service_uses(service: Mapping[str, Any], is_host_network: bool) -> Ite
         yield PortUse("ports", known, f"ports {', '.join(published)}")
 
 
-def _read_pod_uses(
-    node: Mapping[str, Any], labels: Mapping[str, Any], objects: Sequence[Mapping[str, Any]]
-) -> Iterator[PortUse]:
-    """Yield who reaches a container of a pod: its probes, and what of the file selects its labels."""
+def _read_pod_uses(node: Mapping[str, Any]) -> Iterator[PortUse]:
+    """Yield who reaches a container of a pod: its probes."""
     ports = [one for one in list_items(node.get("ports")) if isinstance(one, Mapping)]
     named = {str(one["name"]): one.get("containerPort") for one in ports if "name" in one}
     for key in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -301,52 +247,9 @@ def _read_pod_uses(
         for kind in ("httpGet", "tcpSocket"):
             asked = get_nested(node.get(key), kind)
             if isinstance(asked, Mapping) and "host" not in asked and "port" in asked:
-                yield _resolve_port(key, f"{key}: port {asked['port']}", [asked["port"]], named)
-    for one in objects:
-        what, selector = one.get("kind"), get_nested(one, "spec", "selector")
-        if what == "Service" and _selects(selector, labels):
-            yield from _read_service(one, named)
-        elif what == "PodMonitor" and _selects(get_nested(selector, "matchLabels"), labels):
-            for endpoint in list_items(get_nested(one, "spec", "podMetricsEndpoints")):
-                if port := get_nested(endpoint, "port"):
-                    yield _resolve_port(_name(one), f"{_name(one)}: port {port}", [port], named)
-
-
-def _selects(selector: object, labels: Mapping[str, Any]) -> bool:
-    """Return whether a selector of labels picks those; an empty one may pick anything."""
-    return (
-        isinstance(selector, Mapping)
-        and bool(selector)
-        and all(str(labels.get(key)) == str(value) for key, value in selector.items())
-    )
-
-
-def _name(one: Mapping[str, Any]) -> str:
-    return f"{one.get('kind')} {get_nested(one, 'metadata', 'name')}"[:80]
-
-
-def _resolve_port(
-    name: str, written: str, ports: Iterable[object], named: Mapping[str, object]
-) -> PortUse:
-    """Return a use of ports by number or name; a name that no port has reaches nothing."""
-    numbers = list[int]()
-    for port in ports:
-        number = named.get(str(port), port)
-        if str(number).isdecimal():
-            numbers.append(int(str(number)))
-        elif is_unresolved(number) or is_unresolved(str(port)):
-            return PortUse(name, (), written)
-        else:
-            why = f"no port of the container has the name {str(port)!r:.40}"
-            return PortUse(name, (), written, problem=why, is_certain=False)
-    return PortUse(name, tuple(numbers), written)
-
-
-def _read_service(service: Mapping[str, Any], named: Mapping[str, object]) -> Iterator[PortUse]:
-    """Yield a Service's ports in the container."""
-    ports = [one for one in list_items(get_nested(service, "spec", "ports")) if isinstance(one, Mapping)]  # fmt: skip
-    targets = [one.get("targetPort", one.get("port")) for one in ports]
-    if not ports or None in targets:
-        return
-    written = f"{_name(service)}: targetPort {', '.join(map(str, targets))}"
-    yield _resolve_port(_name(service), written, targets, named)
+                port, written = asked["port"], f"{key}: port {asked['port']}"
+                number = str(named.get(str(port), port))
+                is_wrong = not number.isdecimal() and not is_unresolved(number)
+                why = f"no port of the container has the name {number!r:.40}" if is_wrong else ""
+                ports_asked = (int(number),) if number.isdecimal() else ()
+                yield PortUse(key, ports_asked, written, problem=why)

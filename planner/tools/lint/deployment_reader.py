@@ -1,6 +1,7 @@
 """Translate a command into the planner's terms: model, layout, arguments and speculation."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -31,8 +32,6 @@ from planner.tools.lint.forms import load_forms
 from planner.tools.lint.option_checks import CheckedCommand, find_engine_version
 from planner.tools.lint.unmodelled import explain_unmodelled_server
 
-POOL_ARGUMENTS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
-"""vLLM's arguments that set the KV cache per GPU, whatever gpu_memory_utilization says."""
 _LONG_CONTEXT_VARIABLES = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
@@ -71,12 +70,11 @@ def read_named_gpu(checked: CheckedCommand) -> str | None:
     if not command.gpu:
         return None
     named, gpu = parse_gpu_count(command.gpu)
-    count = command.num_gpus or (command.setup and command.setup.num_gpus) or named
-    try:
-        needed = read_layout(command.engine, checked.argument_values).num_gpus
-    except PlannerError:
-        return gpu.name
-    return f"{count}x{gpu.name}" if count and count >= needed else gpu.name
+    count = (command.setup and command.setup.num_gpus) or named
+    with suppress(PlannerError):
+        if count and count >= read_layout(command.engine, checked.argument_values).num_gpus:
+            return f"{count}x{gpu.name}"
+    return gpu.name
 
 
 def get_served_name(checked: CheckedCommand) -> str:
@@ -90,7 +88,8 @@ def may_extend_context(checked: CheckedCommand) -> bool:
     """Return whether the command may serve a longer context than the model's config states."""
     environment = checked.command.environment
     is_allowed = any(environment.get(name) in ("1", "true") for name in _LONG_CONTEXT_VARIABLES)
-    return is_allowed or bool(_CONTEXT_EXTENDING_ARGS & set(checked.argument_values))
+    written = {one.written.lstrip("-").replace("-", "_") for one in checked.as_meant.options}
+    return is_allowed or bool(_CONTEXT_EXTENDING_ARGS & {*checked.argument_values, *written})
 
 
 def resolve_served_model(checked: CheckedCommand) -> tuple[str, Model]:
@@ -118,14 +117,10 @@ def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
         for key, value in values.items()
         if isinstance(value, int) and not isinstance(value, bool)
     }
-    tp, pp = sizes.get("tensor_parallel_size", 1), sizes.get("pipeline_parallel_size", 1)
-    dp = sizes.get("data_parallel_size", 1)
+    tp, pp, dp = (sizes.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
     if engine == "sglang":
-        dcp = sizes.get("dcp_size", 1)
-        copies, ep = (
-            read_attention_copies(values),
-            tp if sizes.get("expert_parallel_size", 1) > 1 else 1,
-        )
+        copies, dcp = read_attention_copies(values), sizes.get("dcp_size", 1)
+        ep = tp if sizes.get("expert_parallel_size", 1) > 1 else 1
         if copies > 1:
             return ParallelLayout(tp=max(tp // copies, 1), pp=pp, dp=copies, ep=ep, dcp=dcp)
         # without attention copies each of dp holds the whole model (docs.sglang.io,
@@ -133,14 +128,11 @@ def read_layout(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
         return ParallelLayout(tp=tp, pp=pp, ep=ep, dcp=dcp, replicas=dp)
     if engine == "trtllm":
         ep = tp if sizes.get("moe_expert_parallel_size", 1) > 1 else 1
-        has_attention_dp = values.get("enable_attention_dp") is True
-        return ParallelLayout(
-            tp=1 if has_attention_dp else tp, dp=tp if has_attention_dp else 1, pp=pp, ep=ep
-        )
+        tp, dp = (1, tp) if values.get("enable_attention_dp") is True else (tp, 1)
+        return ParallelLayout(tp=tp, dp=dp, pp=pp, ep=ep)
     ep = tp * dp if values.get("enable_expert_parallel") else 1
-    return ParallelLayout(
-        tp=tp, pp=pp, dp=dp, ep=ep, dcp=sizes.get("decode_context_parallel_size", 1)
-    )
+    dcp = sizes.get("decode_context_parallel_size", 1)
+    return ParallelLayout(tp=tp, pp=pp, dp=dp, ep=ep, dcp=dcp)
 
 
 def read_attention_copies(values: Mapping[str, Any]) -> int:
@@ -178,19 +170,6 @@ def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in args.items() if name in EngineArgs.__dataclass_fields__}
 
 
-def read_pool_option(checked: CheckedCommand) -> tuple[str, int] | None:
-    """Return vLLM's argument that sets the KV cache itself, in bytes or blocks, and its value.
-
-    With both the blocks count: 0.33.0 v1/core/kv_cache_planning.py:1515 takes them last.
-    """
-    values = checked.argument_values if checked.command.engine == "vllm" else {}
-    for argument in POOL_ARGUMENTS:
-        size = values.get(argument)
-        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-            return argument, size
-    return None
-
-
 def get_share_of_memory(checked: CheckedCommand) -> float:
     """Return the share of each GPU's memory that a vLLM command asks for, given or by default."""
     share = checked.argument_values.get("gpu_memory_utilization")
@@ -215,12 +194,10 @@ def _read_sglang_args(values: Mapping[str, Any], args: Mapping[str, Any]) -> dic
 def _read_trtllm_args(values: Mapping[str, Any]) -> dict[str, Any]:
     args = dict[str, Any]()
     # kv_cache_config replaces all cache options.
-    if isinstance(cache_config := values.get("kv_cache_config"), Mapping):
-        args |= {
-            name: cache_config[engine_name]
-            for engine_name, name in load_argument_names("trtllm").cache.items()
-            if engine_name in cache_config
-        }
+    cache_config = values.get("kv_cache_config")
+    for engine_name, name in load_argument_names("trtllm").cache.items():
+        if isinstance(cache_config, Mapping) and engine_name in cache_config:
+            args[name] = cache_config[engine_name]
     if "disable_overlap_scheduler" in values:
         args["async_scheduling"] = not values["disable_overlap_scheduler"]
     if "cuda_graph_config" in values:
@@ -234,30 +211,26 @@ def read_draft_settings(
     """Return (planner's method, tokens, draft model) of speculative decoding, or None."""
     config, methods = values.get("speculative_config"), load_argument_names(engine).methods
     if engine == "vllm" and isinstance(config, Mapping):
-        draft = config.get("model")
+        draft, tokens = config.get("model"), config.get("num_speculative_tokens", 1)
         # what vLLM infers from a draft's name (0.20.2 config/speculative.py)
         parts = {"eagle3": "eagle3", "eagle-": "eagle", "medusa": "medusa"}
         named = (method for part, method in parts.items() if part in str(draft).lower())
         method = config.get("method") or next(named, "draft_model" if draft else "ngram")
-        return str(method), config.get("num_speculative_tokens", 1), str(draft) if draft else None
-    if engine == "vllm" and (draft := values.get("speculative_model")):  # before 0.8.5
-        method = "ngram" if draft == "[ngram]" else "draft_model"
-        return (
-            method,
-            values.get("num_speculative_tokens", 1),
-            None if method == "ngram" else str(draft),
-        )
-    if engine == "sglang" and (algorithm := values.get("speculative_algorithm")):
+    elif engine == "vllm" and (model := values.get("speculative_model")):  # before 0.8.5
+        draft, tokens = model, values.get("num_speculative_tokens", 1)
+        method, draft = ("ngram", None) if draft == "[ngram]" else ("draft_model", draft)
+    elif engine == "sglang" and (method := values.get("speculative_algorithm")):
         tokens = values.get("speculative_num_draft_tokens", 4)
         tokens = max(tokens - 1, 1) if isinstance(tokens, int) else tokens
-        method = str(algorithm).lower()
-        return methods.get(method, method), tokens, values.get("speculative_draft_model_path")
-    if engine == "trtllm" and isinstance(config, Mapping):
+        draft = values.get("speculative_draft_model_path")
+    elif engine == "trtllm" and isinstance(config, Mapping):
         tokens = config.get("max_draft_len") or config.get("num_nextn_predict_layers") or 1
         draft = config.get("speculative_model") or config.get("speculative_model_dir")
-        method = str(config.get("decoding_type", "")).lower()
-        return methods.get(method, method), tokens, str(draft) if draft else None
-    return None
+        method = config.get("decoding_type", "")
+    else:
+        return None
+    method = str(method) if engine == "vllm" else str(method).lower()
+    return methods.get(method, method), tokens, str(draft) if draft else None
 
 
 def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfig | None:

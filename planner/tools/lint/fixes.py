@@ -1,10 +1,8 @@
 """Rewrite a command for its version: drop removed options and rename renamed ones."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +14,6 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.option_checks import (
     CheckedCommand,
-    find_new_place,
     normalize_variable_value,
 )
 from planner.tools.lint.server_commands import ServerCommand, quote_word
@@ -33,15 +30,8 @@ class FixedCommand:
     def diff(self) -> tuple[str, ...]:
         """The parts that differ, as they are shown: `-` before, `+` after."""
         old, new = _list_parts(self.before), _list_parts(self.command)
-        lines = list[str]()
-        for tag, i, end, j, last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-            fresh = new[j:last] if tag != "equal" else []
-            for part in old[i:end] if tag != "equal" else ():
-                lines.append(f"- {part}")
-                is_pair = fresh and (end - i == last - j or fresh[0].split()[0] == part.split()[0])
-                lines += [f"+ {fresh.pop(0)}"] if is_pair else []
-            lines += [f"+ {part}" for part in fresh]
-        return tuple(lines)
+        gone, added = ([one for one in a if one not in b] for a, b in ((old, new), (new, old)))
+        return (*(f"- {one}" for one in gone), *(f"+ {one}" for one in added))
 
 
 def fix_command(
@@ -59,19 +49,14 @@ def fix_command(
         )
         name = meant.option.name if meant.option and spelling not in findings else spelling
         argument = meant.option.argument if meant.option else ""
-        is_moved = meant.option is None and find_new_place(name, cli_options)
         if argument in remaining:
             words += _spell_argument(checked, argument, remaining.pop(argument))
-        elif not (
-            is_moved or argument in checked.moved or name.replace("_", "-") in ENVIRONMENT_OPTIONS
-        ):
+        elif name.replace("_", "-") not in ENVIRONMENT_OPTIONS:
             finding = findings.get(name)
             is_wrong = finding and finding.verdict != "ok"
-            words += _replace_option(checked, meant, name, finding) if finding and is_wrong else [
+            words += _replace_option(checked, meant, finding) if finding and is_wrong else [
                 meant.written, *meant.words
             ]  # fmt: skip
-    for argument, value in checked.merge_moved(checked.as_meant.values).items():
-        words += _spell_argument(checked, argument, json.dumps(value))
     environment = dict(checked.command.environment)
     for finding in checked.findings:
         is_gone = finding.verdict in ("removed", "renamed", "useless")
@@ -109,34 +94,25 @@ def _list_parts(command: ServerCommand) -> list[str]:
 
 
 def _replace_option(
-    checked: CheckedCommand, option: ParsedOption, name: str, finding: LintFinding
+    checked: CheckedCommand, option: ParsedOption, finding: LintFinding
 ) -> list[str]:
     """Return an option under its new name or at a safer value.
 
     The words are empty if the option is removed or has no effect; else they stay as they were.
     """
-    if re.match(r"leave it out(:|$)", finding.instead):
-        return []
-    if finding.verdict == "wrong value" and finding.instead in checked.options.spellings:
-        return [finding.instead]  # --enable-x=false is --no-enable-x
-    change = load_engine_changes(checked.command.engine).flags.get(name)
-    becomes = change.becomes if change else None
-    if finding.verdict == "renamed" and becomes and becomes in checked.options.spellings:
-        value = ["ray"] if name == "--worker-use-ray" else list(option.words)
-        return [becomes, *value]
-    if (
-        option.option is None
-        and finding.instead in checked.options.spellings
-        and finding.verdict == "unknown"
-    ):
-        return [finding.instead, *option.words]
-    if finding.verdict in ("risky", "contradicts") or (
-        finding.verdict == "unknown" and option.option and not option.error
-    ):
-        safer = finding.instead.split()
-        return safer if len(safer) == 2 and safer[0] == name else [option.written, *option.words]
-    refused = finding.verdict == "removed" and option.option is None
-    return [] if refused or finding.verdict == "useless" else [option.written, *option.words]
+    advice = finding.instead.split()
+    is_spelled = "..." not in advice and advice[:1] in [[one] for one in checked.options.spellings]
+    may_be_another = finding.verdict in ("removed", "renamed", "wrong value")
+    if is_spelled and len(advice) == 2 and (may_be_another or advice[0] == finding.name):
+        return advice
+    if is_spelled and len(advice) == 1 and finding.verdict == "wrong value":
+        return advice  # --enable-x=false is --no-enable-x
+    if is_spelled and len(advice) == 1 and finding.verdict in ("renamed", "unknown"):
+        return [*advice, *option.words]
+    # what another option took over is for its owner to decide
+    is_gone = finding.verdict == "removed" and finding.instead.startswith("nothing")
+    is_idle = finding.verdict == "useless" or re.match(r"leave it out(:|$)", finding.instead)
+    return [] if (is_gone and option.option is None) or is_idle else [option.written, *option.words]
 
 
 def _spell_argument(checked: CheckedCommand, argument: str, value: Any) -> list[str]:

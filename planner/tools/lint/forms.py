@@ -25,6 +25,8 @@ class Forms(SourcedEntry):
     lora: dict[str, dict[str, int]]
     lora_when: dict[str, tuple[str, ...]]
     own_keys: tuple[str, ...]
+    wrappers: dict[str, str]
+    kserve_options: dict[str, str]
 
 
 @cache

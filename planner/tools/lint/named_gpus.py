@@ -44,20 +44,6 @@ def resolve_gpu(text: str) -> tuple[int, Gpu] | None:
 
 def _list_wanted(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the texts of a mapping that may name a GPU."""
-    selectors = [node.get("nodeSelector"), node.get("node_selector")]
-    for selector in selectors:
-        yield from map(str, selector.values() if isinstance(selector, Mapping) else ())
-    required = get_nested(
-        node, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    terms = [
-        *list_items(get_nested(required, "nodeSelectorTerms")),
-        *list_items(node.get("nodeSelectorTerms")),
-    ]
-    for term in terms:
-        for expression in list_items(get_nested(term, "matchExpressions")):
-            if get_nested(expression, "operator") == "In":
-                yield from map(str, list_items(get_nested(expression, "values")))
     for holder in (node, node.get("resources"), node.get("resource")):
         for key in load_forms().gpu_keys:
             value = get_nested(holder, key)
@@ -65,14 +51,15 @@ def _list_wanted(node: Mapping[str, Any]) -> Iterator[str]:
                 yield from (f"{name}:{count}" for name, count in value.items())
             elif isinstance(value, str):
                 yield value
+    for key in ("nodeSelector", "node_selector", "nodeSelectorTerms", "affinity"):
+        yield from _list_texts(node.get(key))
 
 
-def name_slice(gpu: str, resources: Mapping[str, Any]) -> str:
-    """Return the slice of a GPU that a container asks for, or the GPU; empty for an unknown slice."""
-    profile = next((str(name) for name in resources if str(name).startswith("nvidia.com/mig-")), "")
-    if not (gpu and profile):
-        return gpu
-    try:
-        return get_gpu(f"{gpu}-MIG-{profile.removeprefix('nvidia.com/mig-')}").name
-    except PlannerError:
-        return ""
+def _list_texts(node: object) -> Iterator[str]:
+    """Yield the texts of a selector of nodes, but for those that it does not want."""
+    if isinstance(node, str):
+        yield node
+    is_wanted = get_nested(node, "operator") in (None, "In")
+    inner = node.values() if isinstance(node, Mapping) and is_wanted else list_items(node)
+    for value in inner:
+        yield from _list_texts(value)

@@ -4,17 +4,16 @@
 `rules.yaml` in the same folder hold the advice and the rules.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.core.errors import PlannerError, find_closest
 from planner.core.redaction import MASK, is_secret_name
 from planner.core.versions import Version
 from planner.engines import engine as engines
-from planner.engines.argument_names import find_own_option, load_argument_names
+from planner.engines.argument_names import find_own_option
 from planner.engines.cli_options import (
     CliOptions,
     ParsedCommandLine,
@@ -24,10 +23,10 @@ from planner.engines.cli_options import (
     list_versions_with_spelling,
     load_flag_lists,
     load_recorded_names,
-    merge_json,
     parse_engine_version,
 )
 from planner.engines.engine import Engine
+from planner.tools.lint.container_setup import get_nested
 from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
@@ -36,7 +35,7 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.presence import judge_presence
 from planner.tools.lint.rules import apply_option_rules, apply_rules, load_rules
-from planner.tools.lint.server_commands import ServerCommand, quote_word
+from planner.tools.lint.server_commands import ServerCommand
 from planner.tools.lint.value_checks import check_values, is_accepted_word
 
 VERSIONED_DEFAULTS = {
@@ -53,51 +52,21 @@ class CheckedCommand:
     command: ServerCommand
     options: CliOptions
     version: Version
-    as_written: ParsedCommandLine
-    as_meant: ParsedCommandLine  # `as_written` with misspelt options corrected
+    as_meant: ParsedCommandLine
     findings: tuple[LintFinding, ...]
-    # argument -> keys and values of options that this version lacks, and that it takes there
-    moved: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def argument_values(self) -> Mapping[str, Any]:
         """Argument -> value, with TensorRT-LLM's file, which wins."""
-        given = self.as_meant.values
-        return {**given, **self.merge_moved(given), **self.command.config}
-
-    def merge_moved(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that took over removed options, with what is given of them itself."""
-        return {
-            argument: merge_json(keys, value)
-            if isinstance(value := given.get(argument), dict)
-            else dict(keys)
-            for argument, keys in self.moved.items()
-        }
+        return {**self.as_meant.values, **self.command.config}
 
 
 def check_command(command: ServerCommand, engine_version: str | Version) -> CheckedCommand:
     """Check a command at a version of its engine; the findings are in the command's order."""
     cli_options = get_cli_options(command.engine, engine_version)
     version = parse_engine_version(command.engine, str(engine_version))
-    as_written = cli_options.parse(command.argv)
-    findings = [check_flag(option, command, cli_options, version) for option in as_written.options]
-    corrections = {
-        finding.written.split()[0]: finding.instead
-        for finding in findings
-        if finding.verdict == "unknown" and finding.instead in cli_options.spellings
-    }
-    split_words = [word.partition("=") for word in command.argv]
-    as_meant = cli_options.parse(
-        [corrections.get(name, name) + sign + value for name, sign, value in split_words]
-    )
-    if len(as_meant.options) != len(as_written.options):
-        as_meant = as_written
-    pairs = zip(as_written.options, as_meant.options, strict=True)
-    findings += [
-        check_flag(meant, command, cli_options, version)
-        for given, meant in pairs
-        if meant.error and meant != given
-    ]
+    as_meant = cli_options.parse(command.argv)
+    findings = [check_flag(option, command, cli_options, version) for option in as_meant.options]
     words = find_word_facts(command, as_meant, version)
     findings += apply_rules(load_rules("words"), words, version)
     findings += check_environment(command, version)
@@ -116,56 +85,7 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
             or (finding.verdict == "removed" and findings[index].verdict == "renamed")
         ):
             findings[index] = finding
-    moved = _move_options(as_meant, cli_options)
-    checked = CheckedCommand(
-        command, cli_options, version, as_written, as_meant, tuple(findings), moved
-    )
-    return replace(checked, findings=tuple(_spell_out_move(one, checked) for one in findings))
-
-
-def find_new_place(name: str, options: CliOptions) -> tuple[str, str] | None:
-    """Find the option and its key that took over an option which this version lacks; None without."""
-    place = load_engine_changes(options.engine).flags.get(name, OptionChange()).becomes or ""
-    if key := load_argument_names("vllm").drafting.get(name) if options.engine == "vllm" else None:
-        place = f"--speculative-config.{key}"
-    option, dot, key = place.partition(".")
-    return (option, key) if dot and key and option in options.spellings else None
-
-
-def _move_options(parsed: ParsedCommandLine, options: CliOptions) -> dict[str, dict[str, Any]]:
-    """Return the values of options that this version lacks by the argument and key that it has."""
-    moved = dict[str, dict[str, Any]]()
-    for option in parsed.options:
-        name = _normalize_setting_name(option.written.partition("=")[0], options)
-        if option.option is None and (place := find_new_place(name, options)):
-            value = option.value
-            if value is None and option.words:
-                value = option.words[0]
-            moved.setdefault(options[place[0]].argument, {})[place[1]] = value
-    if drafts := moved.get("speculative_config"):
-        # the engine asks for both
-        if {"model", "num_speculative_tokens"} <= {
-            *drafts,
-            *parsed.values.get("speculative_config", {}),
-        }:
-            is_ngram = drafts.get("model") in ("[ngram]", "ngram")
-            kept = {key: value for key, value in drafts.items() if key != "model" or not is_ngram}
-            moved["speculative_config"] = {"method": "ngram" if is_ngram else "draft_model", **kept}
-        else:
-            del moved["speculative_config"]
-    return moved
-
-
-def _spell_out_move(finding: LintFinding, checked: CheckedCommand) -> LintFinding:
-    """Return a finding about an option that another took over with that one as it has to be."""
-    place = find_new_place(finding.name, checked.options)
-    keys = checked.moved.get(checked.options[place[0]].argument) if place else None
-    if not place or not keys or finding.kind != "flag" or finding.verdict != "removed":
-        return finding
-    own = keys if place[1] == "model" else {place[1]: keys[place[1]]} if place[1] in keys else None
-    if own is None or (place[0] == "--speculative-config" and place[1] != "model"):
-        return finding
-    return replace(finding, instead=f"{place[0]} {quote_word(json.dumps(own))}")
+    return CheckedCommand(command, cli_options, version, as_meant, tuple(findings))
 
 
 def check_flag(
@@ -199,23 +119,13 @@ def check_flag(
 
 def check_settings(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
     """Check the keys of TensorRT-LLM's file, which rejects any unknown key at startup."""
-    settings = dict(command.config)
-    for key, inner in command.config.items():
-        if isinstance(inner, Mapping):
-            settings |= {f"{key}.{name}": value for name, value in inner.items()}
-    for key, value in settings.items():
-        change = load_engine_changes(command.engine).settings.get(key)
-        if change and change.gone_from and change.gone_from <= version:
+    for key, change in load_engine_changes(command.engine).settings.items():
+        value = get_nested(command.config, *key.split("."))
+        if value is not None and change.gone_from and change.gone_from <= version:
             why = f"its file has no {key} since {change.gone_from}, if not before"
             instead = change.instead or f"{change.becomes}: {value}"
             yield LintFinding(
-                "setting",
-                key,
-                f"{key}: {value}",
-                change.verdict,
-                why,
-                instead,
-                refused=True,
+                "setting", key, f"{key}: {value}", change.verdict, why, instead, refused=True
             )
 
 
@@ -261,13 +171,6 @@ def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict
                 if value.lower() == "true"
                 else " or ".join(option.option.negations[:1]) or "nothing"
             ),
-        )
-    if "json" in option.option.kind and re.fullmatch(r"\w+=\w+(,\w+=\w+)*", value):
-        pairs = (pair.split("=") for pair in value.split(","))
-        return (
-            "wrong value",
-            why,
-            f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}",
         )
     if value and option.option.choices:
         accepting_versions = [
@@ -393,31 +296,10 @@ def check_metrics(
 
     The version is that of the command of the metric's engine, if the text starts one.
     """
-    metrics = []
+    metrics, versions = [], {one.command.engine: one.version for one in reversed(commands)}
     for name in names:
         engine = re.split("[:_]", name)[0]
-        command_version = next(
-            (checked.version for checked in commands if checked.command.engine == engine), None
-        )
-        checked_version = (
-            (version if command_version or not commands else None)
-            or command_version
-            or load_flag_lists(engine).versions[-1]
-        )
-        finding = check_metric(name, engine, checked_version)
-        reasons = (_explain_disabled_metrics(c) for c in commands if c.command.engine == engine)
-        reason = next(filter(None, reasons), "")
-        if finding.verdict == "ok" and reason:
-            why = f"the server has none: {reason}"
-            finding = LintFinding("metric", name, name, "contradicts", why)
-        metrics.append(finding)
+        asked = version if engine in versions or not commands else None
+        known = asked or versions.get(engine) or load_flag_lists(engine).versions[-1]
+        metrics.append(check_metric(name, engine, known))
     return metrics
-
-
-def _explain_disabled_metrics(checked: CheckedCommand) -> str:
-    """Return why a server has no metrics, as an option; empty if it has them."""
-    values = checked.as_meant.values
-    if checked.command.engine == "vllm" and values.get("disable_log_stats"):
-        return "--disable-log-stats"
-    silent = checked.command.engine == "sglang" and not values.get("enable_metrics")
-    return "it starts without --enable-metrics" if silent else ""

@@ -1,29 +1,27 @@
 """Find the facts about the place of a server: `catalogs/flags/place.yaml` has the rules over them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from planner.core.errors import PlannerError
 from planner.core.units import MIB
 from planner.engines.cli_options import is_unresolved, load_recorded_names
-from planner.engines.deployment import deploy_on
 from planner.latency.startup_time import estimate_startup
 from planner.tools.lint.container_setup import ContainerSetup
 from planner.tools.lint.deployment_reader import (
     build_command_deployment,
     get_served_name,
+    get_share_of_memory,
     read_layout,
 )
 from planner.tools.lint.option_checks import CheckedCommand
 from planner.tools.lint.server_commands import is_hub_name
 
 _LOOPBACK_PATTERN = re.compile(r"localhost|127(\.\d{1,3}){3}|\[?::1\]?")
-_FASTEST_GPU, _SMALLEST_MODEL = "H100", "Qwen/Qwen3-0.6B"
-"""What the least startup is estimated for, if GPU or model is not known."""
-_DEFAULT_HUB_CACHE = "/root/.cache/huggingface"
-"""Where huggingface_hub keeps what it downloads (its documentation, HF_HOME)."""
+_FASTEST_GPU = "H100"
+"""What the least startup is estimated for if the GPU is not known."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,9 @@ class Listener:
         return is_address and self.host != "0.0.0.0" and not self.is_loopback
 
 
-def find_place_facts(checked: CheckedCommand, gpu: str | None) -> dict[str, Any]:
+def find_place_facts(
+    checked: CheckedCommand, gpu: str | None, commands: Sequence[CheckedCommand]
+) -> dict[str, Any]:
     """Find what is known of the container of a command's server; nothing for one without."""
     command = checked.command
     setup = command.setup or (ContainerSetup("docker") if command.container else None)
@@ -60,16 +60,14 @@ def find_place_facts(checked: CheckedCommand, gpu: str | None) -> dict[str, Any]
     is_visible = "NVIDIA_VISIBLE_DEVICES" in command.environment
     # what was not read may be a router, which needs none
     has_gpus = setup.has_gpus or is_visible or command.unread or not setup.takes_gpus
-    has_key = checked.argument_values.get("api_key") or any(
-        name.endswith("API_KEY") for name in command.environment
-    )
     return {
         "setup": setup, "runtime": setup.runtime, "engine": command.engine, "is_given": is_given,
         "gpus": num_gpus, "lacks_gpus": is_given and not has_gpus,
         "shm_mib": None if setup.shm_bytes is None else setup.shm_bytes / MIB,
-        "listener": listener, "has_key": has_key or bool(command.planned_on),
+        "listener": listener,
         "uses": [*_list_uses(setup, listener)] if listener else [],
         "is_asked": any(listener and listener.port in use.ports and not use.host for use in setup.uses),
+        "neighbours": _find_neighbours(checked, commands),
         "probe": _find_probe(checked, setup, gpu),
         "services": [*_list_services(checked, setup)],
     }  # fmt: skip
@@ -79,7 +77,7 @@ def _find_listener(checked: CheckedCommand) -> Listener | None:
     """Find where a command's server listens; None if it does not listen, or a wrapper does for it."""
     command, values = checked.command, checked.argument_values
     is_worker = values.get("headless") or values.get("uds") or values.get("node_rank")
-    if is_worker or command.launched or command.role or command.unread:
+    if is_worker or command.role or command.unread:
         return None
     known = checked.options.by_spelling
     host, port = (
@@ -97,41 +95,47 @@ def _list_uses(setup: ContainerSetup, listener: Listener) -> Iterator[dict[str, 
     """Yield who reaches the container, and whether the server's address and ports are theirs."""
     reached = {listener.port, *listener.other_ports}
     for use in setup.uses:
-        published = use.written.removeprefix("ports ").split(", ")
-        is_local = all(re.match(r"127\.|localhost:|\[::1\]", one) for one in published)
         yield {
             **vars(use),
             "asks_loopback": bool(_LOOPBACK_PATTERN.fullmatch(use.host)),
             "misses": None not in reached and bool(use.ports) and not reached & {*use.ports},
-            "is_published": use.name == "ports" and not is_local,
         }
+
+
+def _find_neighbours(
+    checked: CheckedCommand, commands: Sequence[CheckedCommand]
+) -> dict[str, Any] | None:
+    """Find the services of a compose file that share a GPU with one, and all their shares of its memory."""
+    if checked.command.engine != "vllm" or not _list_used_gpus(checked):
+        return None
+    ours = _list_used_gpus(checked)
+    beside = [one for one in commands if one is not checked and ours & _list_used_gpus(one)]
+    return {
+        "names": " and ".join(one.command.where for one in beside),
+        "sum": sum(map(get_share_of_memory, (checked, *beside))),
+        "share": get_share_of_memory(checked),
+        "is_given": "gpu_memory_utilization" in checked.argument_values,
+    }  # fmt: skip
+
+
+def _list_used_gpus(checked: CheckedCommand) -> set[str]:
+    """List the host's GPUs that a service of a compose file takes; empty if not known."""
+    setup, environment = checked.command.setup, checked.command.environment
+    is_known = setup and not environment.keys() & {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
+    return {*setup.visible_gpus} if setup and is_known else set()
 
 
 def _find_probe(
     checked: CheckedCommand, setup: ContainerSetup, gpu: str | None
 ) -> Mapping[str, Any] | None:
     """Find when a probe gives up, and how long the start takes from a disk and over a network."""
-    version = str(checked.version)
     if setup.start_limit_s is None or checked.command.engine != "vllm":
         return None
     try:
-        try:
-            deployment = build_command_deployment(checked, gpu or _FASTEST_GPU, version)
-        except PlannerError:
-            deployment = deploy_on(_SMALLEST_MODEL, _FASTEST_GPU, engine_version=version)
+        deployment = build_command_deployment(checked, gpu or _FASTEST_GPU, str(checked.version))
     except PlannerError:
         return None
-    places = [
-        str(checked.argument_values.get("download_dir") or ""),
-        *(checked.command.environment.get(name, "") for name in ("HF_HOME", "HF_HUB_CACHE")),
-        _DEFAULT_HUB_CACHE,
-    ]
-    is_kept = setup.volumes is None or any(
-        place.startswith(volume) or re.search("cache|hugging|model", volume.casefold())
-        for volume in setup.volumes
-        for place in places
-    )
-    downloads = is_hub_name(get_served_name(checked)) and not is_kept
+    downloads = is_hub_name(get_served_name(checked)) and setup.volumes == ()
     stored = estimate_startup(deployment, "nvme")
     slow = estimate_startup(deployment, "internet" if downloads else "network")
     return None if stored is None or slow is None else {

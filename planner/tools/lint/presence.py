@@ -33,11 +33,8 @@ def judge_presence(
     if change.advice:
         why = "versions before all lists had it"
         return replace(finding, verdict=change.verdict, why=why, instead=change.advice)
-    if having:
-        return replace(
-            finding, verdict="unknown", why=f"it comes with {having[0]}, or shortly before"
-        )
-    return None
+    why = f"it comes with {having[0]}, or shortly before" if having else ""
+    return replace(finding, verdict="unknown", why=why) if having else None
 
 
 def _judge_accepted(change: OptionChange, version: Version) -> tuple[LintVerdict, str]:

@@ -19,7 +19,6 @@ from planner.core.units import GIB
 from planner.core.versions import Version, is_nightly
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import (
-    get_cli_options,
     is_unresolved,
     load_flag_lists,
 )
@@ -29,15 +28,15 @@ from planner.memory.memory_plan import (
     MEMORY_STATUSES,
     MemoryPlan,
     find_safe_memory_utilization,
+    plan_memory,
 )
 from planner.tools.lint.command_plan import (
+    FITTED_LENGTHS,
     REFERENCE_GPU,
     CommandPlan,
-    MemoryNeed,
-    compute_memory_need,
-    describe_largest_gpu,
+    compute_least_bytes,
     plan_command,
-    plan_command_memory,
+    plan_least_memory,
     serialize_command_plan,
 )
 from planner.tools.lint.consistency_facts import find_consistency_facts
@@ -66,20 +65,13 @@ from planner.tools.lint.option_checks import (
 from planner.tools.lint.place_facts import find_place_facts
 from planner.tools.lint.rules import apply_rules, load_rules
 from planner.tools.lint.server_commands import (
-    IMAGE_OPTION,
     ServerCommand,
-    is_hub_name,
     quote_word,
 )
-from planner.tools.lint.shared_gpus import find_neighbours
 from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.unmodelled import find_unmodelled_options
 from planner.workload.workload import Workload
 
-LAST_RELEASE_OF_V0 = "0.7.3"
-"""Last release of vLLM whose engine was V0 on every GPU."""
-MAX_FIX_ROUNDS = 3
-"""How often a proposed command is checked and fixed again."""
 __all__ = ["CommandReport", "LintFinding", "LintReport", "lint"]
 
 
@@ -92,7 +84,7 @@ class CommandReport:
     plan: CommandPlan | None  # of the fixed command if the original does not start
     not_planned_reason: str  # empty without a GPU
     unsettled: tuple[str, ...] = ()  # what ends the fixed command too
-    need: MemoryNeed | None = None  # without a GPU, if the model is known
+    need: MemoryPlan | None = None  # without a GPU, if the model is known
 
     @property
     def refuses_to_start(self) -> bool:
@@ -150,10 +142,7 @@ class LintReport:
             return "mend"
         verdict = judge_findings((*self.findings, *self.upgrade_findings))
         is_tight = any(memory.status != "ok" for memory in self._memory_plans)
-        is_open = any(
-            report.not_planned_reason or (report.need and report.need.exceeds_all_gpus)
-            for report in self.commands
-        )
+        is_open = any(report.not_planned_reason for report in self.commands)
         return "at_risk" if verdict == "ok" and (is_tight or is_open) else verdict
 
     @property
@@ -178,7 +167,7 @@ class LintReport:
                     "planned": serialize_command_plan(report.plan)
                     if report.plan
                     else None,
-                    "needs_gib_per_gpu": report.need and round(report.need.gib, 2),
+                    "needs_gib_per_gpu": report.need and round(compute_least_bytes(report.need) / GIB, 2),
                     "unplanned": report.not_planned_reason or None,
                 }
                 for report in self.commands
@@ -198,7 +187,7 @@ class LintReport:
             table=_format_findings_table,
             explain=_format_finding,
             public=_format_without_secrets,
-            largest=describe_largest_gpu(),
+            least=compute_least_bytes,
             example=REFERENCE_GPU,
             number=format_number,
         )
@@ -216,80 +205,47 @@ def lint(
     a version to upgrade to. Raises `PlannerError` if no server or metric is recognized.
     """
     source = read_source(what, engine)
-    notes = list[str]()
     for option, requested in (("--engine-version", version), ("--to", to)):
         with add_error_context(option):
             if requested and not is_nightly(requested):
                 Version.parse(requested)
-    command_reports, upgrade_findings = list[CommandReport](), list[LintFinding]()
     if gpu is not None:
         parse_gpu_count(gpu)
-    versions = [
-        version or command.version or str(load_flag_lists(command.engine).versions[-1])
-        for command in source.commands
-    ]
-    all_checked = list[CheckedCommand]()
-    for command, checked_version in zip(source.commands, versions, strict=True):
-        checked = _check_command(command, checked_version)
-        written = (one for one in command.findings if not (version and one.name == IMAGE_OPTION))
-        found = _merge_findings((*checked.findings, *written), _list_unread_parts(checked))
-        all_checked.append(replace(checked, findings=found))
-    for checked, checked_version in zip(all_checked, versions, strict=True):
-        command = checked.command
-        notes += filter(None, (checked.options.note, command.note))
-        pool = (
-            f"a {command.role} worker of pools is planned as a server of its own, which does both"
-        )
-        planned_gpu = gpu or command.planned_on or read_named_gpu(checked)
-        neighbours = find_neighbours(checked, all_checked)
-        place = find_place_facts(checked, planned_gpu)
-        around = (
-            *apply_rules(load_rules("place") if place else {}, place, checked.version),
-            *neighbours.check_shares(checked),
-        )
-        checked = replace(checked, findings=_merge_findings(checked.findings, around))
-        checked = _judge_old_engine(checked, planned_gpu)
-        notes += [pool] if command.role and planned_gpu else []
-        model = get_served_name(checked)
-        is_pinned = checked.argument_values.get("revision") or command.planned_on
-        # a command line is typed for the day, and what Headroom planned says so itself
-        if command.setup and is_hub_name(model) and not is_pinned:
-            notes.append(f"each start pulls the latest revision of {model}: --revision pins it")
-        if neighbours.commands:
-            notes.append(f"{command.where} shares GPU {neighbours.gpu} with {neighbours.names}")
-        notes += (
-            []
-            if version or command.version
-            else [f"no version given: checked against {command.engine} {checked_version}"]
-        )
-        report = _plan_command(checked, planned_gpu, checked_version, workload)
-        notes += report.plan.deployment.model.warnings if report.plan else ()
-        if drafts := report.plan and report.plan.deployment.speculation:
-            repeats = " n-gram drafts reach that only where outputs repeat parts of their prompts;"
-            notes.append(
-                f"latencies assume that {drafts.acceptance_rate:.0%} of {drafts.method} drafts are"
-                f" accepted after one that was;{repeats if drafts.method == 'ngram' else ''}"
-                " `speculation: {acceptance_rate: ...}` of a scenario takes yours (`headroom plan`)"
-            )
-        command_reports.append(report)
-        upgrade_findings += check_upgrade(checked, to) if to else []
-    checked_commands = [report.checked for report in command_reports]
-    metrics = check_metrics(source.metrics, checked_commands, version)
-    if to:
-        current = {finding.name: finding for finding in metrics}
-        upgrade_findings += [
-            finding
-            for finding in check_metrics(source.metrics, checked_commands, to)
-            if finding != current[finding.name] and finding.needs_fix
-        ]
+    checked, notes = list[CheckedCommand](), list[str]()
+    for command in source.commands:
+        judged_as = version or command.version or str(load_flag_lists(command.engine).versions[-1])
+        one = _check_command(command, judged_as)
+        found = _merge_findings((*one.findings, *command.findings), _list_unread_parts(one))
+        checked.append(replace(one, findings=found))
+    reports, drift = list[CommandReport](), list[LintFinding]()
+    for one in checked:
+        planned_gpu = gpu or one.command.planned_on or read_named_gpu(one)
+        place = find_place_facts(one, planned_gpu, checked)
+        around = apply_rules(load_rules("place") if place else {}, place, one.version)
+        one = replace(one, findings=_merge_findings(one.findings, around))
+        reports.append(_plan_command(_judge_old_engine(one, planned_gpu), planned_gpu, workload))
+        notes += _list_notes(reports[-1], version)
+        drift += check_upgrade(one, to) if to else []
+    metrics = check_metrics(source.metrics, checked, version)
+    later = check_metrics(source.metrics, checked, to) if to else []
+    drift += [one for one in later if one not in metrics and one.needs_fix]
     return LintReport(
-        tuple(command_reports),
-        tuple(metrics),
-        tuple(dict.fromkeys(notes)),
-        to,
-        tuple(dict.fromkeys(upgrade_findings)),
+        tuple(reports), tuple(metrics), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(drift)),
         source.unread,
-    )
+    )  # fmt: skip
+
+
+def _list_notes(report: CommandReport, version: str | None) -> Iterator[str]:
+    """Yield what a verdict on a command rests on."""
+    checked, command = report.checked, report.checked.command
+    yield from filter(None, (checked.options.note, command.note))
+    if command.role and report.plan:
+        yield f"a {command.role} worker of pools is planned as a server of its own, which does both"
+    if not (version or command.version):
+        yield f"no version given: checked against {command.engine} {checked.version}"
+    yield from report.plan.deployment.model.warnings if report.plan else ()
+    if drafts := report.plan and report.plan.deployment.speculation:
+        yield f"latencies assume that {drafts.acceptance_rate:.0%} of {drafts.method} drafts are accepted"
 
 
 def read_launched_deployment(what: str, gpu: str) -> Deployment:
@@ -306,7 +262,7 @@ def read_launched_deployment(what: str, gpu: str) -> Deployment:
 
 
 def _judge_old_engine(checked: CheckedCommand, gpu: str | None) -> CheckedCommand:
-    """Judge vLLM 0.8 on a GPU below compute capability 8.0, where it runs engine V0, as 0.7 did.
+    """Judge vLLM 0.8 on a GPU below compute capability 8.0, where it runs engine V0: words of V1 do not apply.
 
     vLLM 0.8.5 engine/arg_utils.py, _is_v1_supported_oracle.
     """
@@ -315,11 +271,7 @@ def _judge_old_engine(checked: CheckedCommand, gpu: str | None) -> CheckedComman
     is_between = Version(0, 8) <= checked.version < Version(0, 9)
     if not (checked.command.engine == "vllm" and is_old and is_between):
         return checked
-    before = {one.name: one for one in _check_command(checked.command, LAST_RELEASE_OF_V0).findings}
-    findings = [
-        before.get(one.name, one) if one.verdict in ("useless", "risky") else one
-        for one in checked.findings
-    ]
+    findings = [one for one in checked.findings if one.verdict not in ("useless", "risky")]
     why = "below compute capability 8.0 this release runs it, and memory and latencies are those of V1"
     findings.append(LintFinding("setting", "engine V0", "engine V0", "unread", why))
     return replace(checked, findings=tuple(findings))
@@ -338,41 +290,20 @@ def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
 
 
 def _compare_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]:
-    """Yield the defaults that differ between two versions: by the lists of options, or the catalog's facts."""
-    old, new = checked.options, get_cli_options(checked.command.engine, to)
+    """Yield the defaults of vLLM that differ between two versions, by the catalog's facts."""
     engines = [find_engine_version(checked.command.engine, one) for one in (checked.version, to)]
-    facts = [one.facts if one and one.name == "vllm" else None for one in engines]
-    for name in dict.fromkeys(
-        one.name for one in [*old.by_spelling.values(), *new.by_spelling.values()]
-    ):
-        argument = name.lstrip("-").replace("-", "_")
-        options = [one.by_spelling.get(name) for one in (old, new)]
-        defaults = [one.default if one else "" for one in options]
-        if (
-            not (all(defaults) and defaults[0] != defaults[1])
-            and argument in VERSIONED_DEFAULTS
-            and all(facts)
-        ):
-            values = [getattr(one, VERSIONED_DEFAULTS[argument]) for one in facts]
-            defaults = [("off", "on")[one] if isinstance(one, bool) else str(one) for one in values]
-        before, after = defaults
-        is_json = options[0] is not None and options[0].kind == "json"
-        if (
-            not (before and after)
-            or before == after
-            or argument in checked.as_meant.values
-            or is_json
-        ):
+    given = checked.as_meant.values
+    for argument, fact in VERSIONED_DEFAULTS.items() if checked.command.engine == "vllm" else ():
+        values = [getattr(one.facts, fact) for one in engines if one]
+        if len({*values}) < 2 or argument in given:
             continue
-        keep = f"{name} {before}"
-        if before in ("on", "off"):
-            keep = (
-                name
-                if before == "on"
-                else next(iter(options[1].negations if options[1] else ()), "")
-            )
-        why = f"the default is {after}, it was {before}"
-        yield LintFinding("flag", name, f"{name} {before} -> {after}", "default changed", why, keep)
+        name = f"--{argument.replace('_', '-')}"
+        before, after = (
+            ("off", "on")[one] if isinstance(one, bool) else str(one) for one in values
+        )
+        keep = {"on": name, "off": f"--no-{name[2:]}"}.get(before, f"{name} {before}")
+        written, why = f"{name} {before} -> {after}", f"the default is {after}, it was {before}"
+        yield LintFinding("flag", name, written, "default changed", why, keep)
 
 
 def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
@@ -388,39 +319,33 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
         script = " ".join(paths)
         yield LintFinding("word", "script", script, "unread", why, instead)
     why = "what it stands for is known only where it runs"
-    model, is_known_model = get_served_name(checked), True
-    if model:
-        try:
-            resolve_served_model(checked)
-        except PlannerError:
-            is_known_model = False
-            if not is_unresolved(model):
-                unknown = "no model that is known here: layout, format and length were not checked"
-                shown = command.shown.show_word("", model)
-                yield LintFinding("word", shown, shown, "ok", unknown)
-    # a folder that is known only where it runs may hold a model that is known by its name
-    settled = {model} if is_known_model else set[str]()
-    for word in dict.fromkeys(parsed.positional):
-        if is_unresolved(word) and word not in settled:
-            shown = command.shown.show_word("", word)
-            yield LintFinding("word", shown, shown, "unread", why)
+    model, show = get_served_name(checked), command.shown.show_word
+    settled = {
+        model
+    }  # a folder that is known only where it runs may hold a model known by its name
+    try:
+        resolve_served_model(checked)
+    except PlannerError:
+        settled = set()
+        unknown = "no model that is known here: layout, format and length were not checked"
+        if model and not is_unresolved(model):
+            yield LintFinding("word", show("", model), show("", model), "ok", unknown)
+    for word in {one: show("", one) for one in parsed.positional if is_unresolved(one)}.items():
+        if word[0] not in settled:
+            yield LintFinding("word", word[1], word[1], "unread", why)
     known = {*load_argument_names(command.engine).arguments, "model", "model_path"}
     for option in parsed.options:
         # a sum in $((...)) is a number, whichever
-        words = [
-            word
-            for word in option.words
-            if word not in settled and not re.fullmatch(r"\$\(\(.*\)\)", word)
-        ]
-        is_secret = is_secret_name(option.written)
-        if option.option and any(map(is_unresolved, words)) and not is_secret:
+        words = [one for one in option.words if not re.fullmatch(r"\$\(\(.*\)\)", one)]
+        if option.option is None or is_secret_name(option.written) or {*words} <= settled:
+            continue
+        if any(map(is_unresolved, words)):
             # nothing is known of the values of other options, and a plan's file explains its own
             is_free = option.option.kind == "text" and not option.option.choices
             is_checked = not is_free or option.option.argument in known
             verdict: LintVerdict = "unread" if is_checked and not command.planned_on else "ok"
-            yield LintFinding(
-                "flag", option.option.name, command.shown.show_option(option), verdict, why
-            )
+            written = command.shown.show_option(option)
+            yield LintFinding("flag", option.option.name, written, verdict, why)
 
 
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
@@ -433,9 +358,10 @@ def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
 
 
 def _plan_command(
-    checked: CheckedCommand, gpu: str | None, version: str, workload: Workload | None
+    checked: CheckedCommand, gpu: str | None, workload: Workload | None
 ) -> CommandReport:
     """Plan one command if a GPU is named; a command that does not start is planned as fixed."""
+    version = str(checked.version)
     fixed, again = _propose(checked, version)
     unsettled = tuple(
         redact_text(escape_to_one_line(finding.name))[:40]
@@ -444,7 +370,7 @@ def _plan_command(
     )
     if gpu is None:
         try:
-            need = compute_memory_need(again, version)
+            need = plan_least_memory(again, version)
         except UnmodelledError as error:
             return CommandReport(checked, fixed, None, str(error), unsettled)
         return CommandReport(checked, fixed, None, "", unsettled, need)
@@ -462,23 +388,19 @@ def _plan_command(
         return CommandReport(checked, fixed, None, str(error))
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
-    # the rule on high memory utilization: the memory plan of the GPU knows the largest that is safe
+    # the rule on high memory utilization: the memory plan of the GPU knows what is safe
     safe, option = find_safe_memory_utilization(plan.deployment), "--gpu-memory-utilization"
-    chosen = [step.value for step in plan.steps if step.argument == "gpu_memory_utilization"]
-    is_risky = plan.deployment.args.gpu_memory_utilization > safe
+    is_safe = plan.deployment.args.gpu_memory_utilization <= safe
     settled = tuple(
-        one
-        if (one.name, one.verdict) != (option, "risky")
-        else replace(one, instead=f"{option} {[*chosen, safe][0]:g}")
-        if is_risky
-        else replace(one, verdict="ok", why="", instead="")
+        one if (one.name, one.verdict) != (option, "risky")
+        else replace(one, verdict="ok", why="", instead="") if is_safe
+        else replace(one, instead=f"{option} {safe:g}")
         for one in checked.findings
-    )
+    )  # fmt: skip
     checked = replace(checked, findings=settled)
     found = (
         *find_unmodelled_options(checked, plan.deployment),
         *_describe_capped_length(checked, plan),
-        *_check_pool_size(checked, plan, gpu, version),
     )
     checked = replace(checked, findings=_merge_findings(checked.findings, found))
     settings = {step.argument: step.value for step in plan.steps}
@@ -495,46 +417,18 @@ def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Itera
     """Yield that requests as long as the context do not fit, where the server still starts."""
     if plan.capped_length is None:
         return
-    engine = checked.command.engine
-    argument = load_argument_names(engine).engine_names["max_model_len"]
-    option, length = f"--{argument.replace('_', '-')}", checked.argument_values.get(argument)
-    written = f"{option} {length}" if length else "(not given)"
-    if length in ("auto", "-1", -1):
-        why = f"it takes the length that fits: {plan.capped_length:,} tokens at least"
-        yield LintFinding("flag", option, written, "ok", why)
+    engine, argument = checked.command.engine, "max_model_len"
+    option = f"--{load_argument_names(engine).engine_names[argument].replace('_', '-')}"
+    tokens = f"{plan.capped_length:,} tokens"
+    if checked.argument_values.get(argument) in FITTED_LENGTHS:
+        why = f"it takes the length that fits: {tokens} at least"
+        yield LintFinding("flag", option, f"{option} auto", "ok", why)
         return
-    fate = "never runs" if engine == "vllm" else "refuses"
-    why = (
-        f"the KV cache is certain to hold {plan.capped_length:,} tokens: {engine} still starts, and"
-        f" {fate} longer requests"
-    )
-    yield LintFinding("flag", option, written, "risky", why, f"{option} {plan.capped_length}")
-
-
-def _check_pool_size(
-    checked: CheckedCommand, plan: CommandPlan, gpu: str, version: str
-) -> Iterator[LintFinding]:
-    """Yield that a KV cache whose size is given is too small or too large, or what it leaves idle."""
-    if not plan.pool_argument:
-        return
-    memory, option = plan.memory, f"--{plan.pool_argument.replace('_', '-')}"
-    written = f"{option} {checked.argument_values[plan.pool_argument]}"
-    holds = f"the KV cache has {memory.kv_available.mid / GIB:.2f} GiB, {memory.pool.reported_tokens:,} tokens"
-    options = tuple(
-        one for one in checked.as_meant.options
-        if one.option is None or one.option.argument != plan.pool_argument
-    )  # fmt: skip
-    left_out = replace(checked, as_meant=replace(checked.as_meant, options=options))
-    without, _ = plan_command_memory(left_out, gpu, version)
-    instead = f"leave it out: {without.pool.reported_tokens:,} tokens" if without.can_start else ""
-    if memory.status != "ok":
-        why = f"{holds}, whatever --gpu-memory-utilization says"
-        verdict: LintVerdict = "risky" if memory.can_start or plan.capped_length else "contradicts"
-        yield LintFinding("flag", option, written, verdict, why, instead)
-    else:
-        yield LintFinding(
-            "flag", option, written, "ok", f"{holds}, whatever the share of the memory"
-        )
+    why = f"the KV cache is certain to hold {tokens}: {engine} still starts, and refuses longer requests"
+    instead = f"{option} {plan.capped_length}"
+    given = [one for one in checked.as_meant.options if one.option and one.option.name == option]
+    written = checked.command.shown.show_option(given[-1]) if given else "(not given)"
+    yield LintFinding("flag", option, written, "risky", why, instead)
 
 
 def _propose(
@@ -542,24 +436,22 @@ def _propose(
 ) -> tuple[FixedCommand, CheckedCommand]:
     """Return the fixed command, and what its version makes of it.
 
-    A fix that is refused itself is fixed again; if that does not help, nothing is proposed.
+    If what is fixed is refused for another reason, nothing is proposed.
     """
     refused = {finding.name for finding in checked.findings if finding.refused}
     fixed = FixedCommand(checked.command, fix_command(checked, settings))
     if not fixed.diff or get_served_name(checked).endswith(".json"):  # which no command serves
         return FixedCommand(checked.command, checked.command), checked
-    for _ in range(MAX_FIX_ROUNDS):
-        again = _check_command(fixed.command, version)
-        if {finding.name for finding in again.findings if finding.refused} <= refused:
-            return fixed, again
-        fixed = FixedCommand(checked.command, fix_command(again))
+    again = _check_command(fixed.command, version)
+    if {finding.name for finding in again.findings if finding.refused} <= refused:
+        return fixed, again
     return FixedCommand(checked.command, checked.command), checked
 
 
 def _is_worse(fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str) -> bool:
     """Return whether the memory of the fixed command is tighter than it was."""
     try:
-        memory, _ = plan_command_memory(fixed, gpu, version)
+        memory = plan_memory(build_command_deployment(fixed, gpu, version))
     except PlannerError:
         return True
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)
@@ -590,16 +482,10 @@ def _format_without_secrets(command: ServerCommand) -> str:
 
 def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
     """Return a line for each finding: verdict, item, reason, and what to write instead."""
-    rows = []
-    for finding in findings:
-        item = finding.name if finding.kind == "metric" else finding.written
-        row = (
-            "",
-            finding.verdict,
-            redact_text(escape_to_one_line(item))[:70],
-            _format_finding(finding),
-        )
-        rows.append(row)
+    rows = [
+        ("", one.verdict, redact_text(escape_to_one_line(one.written))[:70], _format_finding(one))
+        for one in findings
+    ]
     return format_columns(rows).splitlines() if rows else []
 
 

@@ -149,10 +149,7 @@ def apply_option_rules(
     later = [listed for listed in load_flag_lists(command.engine).versions if listed > version]
     if later and get_cli_options(command.engine, version).note:
         values |= get_cli_options(command.engine, later[0]).parse(command.argv).values
-    # With Dynamo its frontend listens, not the engine in the container.
-    is_dynamo = command.launched.startswith("python -m dynamo.")
-    is_plain_container = command.container and not is_dynamo
-    values |= {**parsed.values, "container": is_plain_container, "role": command.role or None}
+    values |= {**parsed.values, "container": command.container, "role": command.role or None}
     models = (values[key] for key in ("model", "model_path") if values.get(key))
     name = str(next(models, next(iter(parsed.positional), "")))
     values["hub"] = None if command.planned_on else is_hub_name(name)  # a plan's file says it

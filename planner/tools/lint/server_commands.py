@@ -1,24 +1,20 @@
-"""Find the commands that start a server: launchers, `docker run`, nested shells and wrappers."""
+"""Find the commands that start a server: launchers, `docker run` and nested shells."""
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from pydantic import Field
-
-from planner.core.catalog import SourcedEntry, load_catalog
-from planner.engines.engine import get_dynamo_image_version, get_monthly_image_version
+from planner.engines.engine import get_monthly_image_version
 from planner.tools.lint.container_setup import (
     ContainerSetup,
     read_docker_options,
     read_service_setup,
 )
 from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.forms import load_forms
 from planner.tools.lint.shell_parser import ShellStatement, check_expanded_size, parse_statements
 from planner.tools.lint.shown_values import ShownText
 
@@ -29,71 +25,12 @@ _ENGINE_IMAGES = (
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
-IMAGE_OPTION = "--container-image"
-"""Slurm's option (`srun` with pyxis) for the image in which a command runs."""
-OMNI_OPTION = "--omni"
-"""Option by which vLLM-Omni, installed beside vLLM, takes `vllm serve` over."""
 _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
     r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server"
     r"|\bsglang\s+serve\b|trtllm-serve|\bdynamo\.(vllm|sglang|trtllm)\b"
 )
-
-
-class EngineWrapper(SourcedEntry):
-    """One entry of `catalogs/flags/wrappers.yaml`, whose head explains every field."""
-
-    engine: str = ""
-    own: str = ""
-    model: str = ""
-    renamed: dict[str, str] = Field(default_factory=dict)
-    settings: dict[str, str] = Field(default_factory=dict)
-
-
-@cache
-def load_wrappers() -> Mapping[str, EngineWrapper]:
-    """Return the wrappers by the module that `python -m` runs.
-
-    Entries without an engine hold the options that several wrappers share.
-    """
-    return load_catalog("flags/wrappers.yaml", EngineWrapper)
-
-
-def unwrap_command(
-    name: str, words: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, Any]]:
-    """Split the words after module `name` into the engine's words, the wrapper's and settings."""
-    wrapper, shared = load_wrappers()[name], load_wrappers().get(name.partition(".")[0])
-    patterns = f"{wrapper.own} {shared.own if shared else ''}".split()
-    engine_words, wrapper_words, model, settings = (
-        list[str](),
-        list[str](),
-        list[str](),
-        dict[str, Any](),
-    )
-    target = engine_words
-    for word in words:
-        option, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            target.append(word)
-        elif option in wrapper.model.split():
-            target = model
-            model += [value] if equals else []
-        elif option in wrapper.settings or any(
-            fnmatchcase(option, pattern) for pattern in patterns
-        ):
-            target = wrapper_words
-            wrapper_words.append(word)
-            settings |= {wrapper.settings[option]: True} if option in wrapper.settings else {}
-        else:
-            target = engine_words
-            engine_words.append(f"{wrapper.renamed.get(option, option)}{equals}{value}")
-    return (
-        (*model[:1], *engine_words),
-        (*(("--model", *model[:1]) if model else ()), *wrapper_words),
-        settings,
-    )
 
 
 @dataclass(frozen=True)
@@ -112,12 +49,8 @@ class ServerCommand:
     unread: tuple[str, ...] = ()  # words that were not understood, so that they may do anything
     findings: tuple[LintFinding, ...] = ()  # about how it is written down
     setup: ContainerSetup | None = None
-    launched: str = ""  # the wrapper and its own options, if there is one
-    # the wrapper's names of options -> the engine's
-    renamed_options: Mapping[str, str] = field(default_factory=dict)
     planned_on: str = ""  # the GPU of the plan that wrote the command
     gpu: str = ""  # that its file names, with a number if it names one
-    num_gpus: int | None = None  # of its job
     filled: Mapping[str, str] = field(default_factory=dict)  # variables of its text
 
     @property
@@ -129,17 +62,7 @@ class ServerCommand:
             else "python -m vllm.entrypoints.openai.api_server",
             "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve",
         }[self.engine]  # fmt: skip
-        words, wrapper_names = (
-            self.argv,
-            {engine_name: name for name, engine_name in self.renamed_options.items()},
-        )
-        if wrapper_names:  # the wrapper has its own option for the model
-            words = tuple(
-                wrapper_names.get(word, word)
-                for word in words
-                if word.startswith("-") or word != words[0]
-            )
-        return " ".join([self.launched or program, *map(quote_word, words)])
+        return " ".join([program, *map(quote_word, self.argv)])
 
     @property
     def shown(self) -> ShownText:
@@ -147,18 +70,12 @@ class ServerCommand:
         return ShownText(self.engine, {**self.filled, **self.environment})
 
     @property
-    def is_pasteable(self) -> bool:
-        """Whether the command means the same outside its file, whose shell computes nothing."""
-        return not any("$(" in word for word in (*self.argv, *self.environment.values()))
-
-    @property
     def role(self) -> str:
         """ "prefill" or "decode" for a worker of a pool; empty for a server that does both."""
-        pattern = r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)"
-        match = re.search(pattern, f"{self.launched} {' '.join(self.argv)}")
-        return (
-            {"producer": "prefill", "consumer": "decode"}.get(match[2], match[1]) if match else ""
-        )
+        pattern = r"--disaggregation-mode[ =](prefill|decode)|kv_(producer|consumer)"
+        match = re.search(pattern, " ".join(self.argv))
+        roles = {"producer": "prefill", "consumer": "decode"}
+        return (match[1] or roles[match[2]]) if match else ""
 
 
 def is_hub_name(name: str) -> bool:
@@ -184,22 +101,12 @@ def find_commands(
     """Yield the server commands of shell text; with an `engine` also a bare list of its options."""
     shell_statements = _rejoin_options(parse_statements(text, environment))
     for number, (statement, findings) in enumerate(shell_statements, start=1):
-        images = [word for word in statement.words if word.startswith(IMAGE_OPTION)]
-        if images:
-            why = "not judged: the image that Slurm starts, and so its version"
-            finding = LintFinding(
-                "word", IMAGE_OPTION, f"{IMAGE_OPTION} ...", "unread", why, "--engine-version V"
-            )
-            findings = (*findings, finding)
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
-        names = ", ".join(statement.branched)[:200]
-        note = f"a branch changes {names}: judged with the value before it" if names else ""
         for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None
         ):
-            noted = "; ".join(filter(None, (command.note, note)))
             known = (*findings, *command.findings)
-            yield replace(command, findings=known, note=noted, filled=statement.variables)
+            yield replace(command, findings=known, filled=statement.variables)
 
 
 def _rejoin_options(
@@ -208,33 +115,19 @@ def _rejoin_options(
     """Return the statements, with lines of options joined to the command that they are cut off."""
     joined = list[tuple[ShellStatement, tuple[LintFinding, ...]]]()
     for statement in statements:
-        first = statement.words[0]
-        is_option = re.match("--?[A-Za-z]", first)
-        started = joined[-1][0].words[:4] if joined else ()
-        is_run = bool(_CONTAINER_PROGRAMS & {*started}) and "run" in started
-        lacks_image = is_run and read_docker_options(joined[-1][0].words)[1] is None
-        is_image = lacks_image and not match_launcher(statement.words) and parse_image_name(first)
-        if not joined or not (is_option or is_image):
+        if not joined or not re.match("--?[A-Za-z]", statement.words[0]):
             joined.append((statement, ()))
             continue
         before, findings = joined[-1]
-        if {"...", "\u2026"} & {*before.words}:  # a guide leaves out what stands elsewhere
-            joined[-1] = replace(before, words=(*before.words, *statement.words)), findings
-            continue
-        is_blank = not before.words[-1].strip()
-        why = "the line before ends " + (
-            "with a blank after its backslash" if is_blank else "without a backslash"
-        )
+        why = "the line before ends without a backslash, or with a blank after it, so that the shell takes"
+        name, line = statement.words[0].partition("=")[0], _show_line(statement.words)
         cut = LintFinding(
-            "setting",
-            statement.words[0].partition("=")[0],
-            _show_line(statement.words),
-            "contradicts",
-            f"{why}, so that the shell takes these options for a command of their own",
-            "one command",
-        )
-        words = before.words[:-1] if is_blank else before.words
-        joined[-1] = replace(before, words=(*words, *statement.words)), (*findings, cut)
+            "setting", name, line, "contradicts", f"{why} these options for a command", "one command"
+        )  # fmt: skip
+        words = tuple(word for word in before.words if word.strip())
+        # a guide leaves out what stands elsewhere
+        found = findings if {"...", "\u2026"} & {*words} else (*findings, cut)
+        joined[-1] = replace(before, words=(*words, *statement.words)), found
     return joined
 
 
@@ -258,44 +151,24 @@ def _parse_statement(
         ),
         None,
     )
+    if wrapper := find_wrapper(words):
+        yield ServerCommand(
+            location, load_forms().wrappers[wrapper], (), environment, unread=(wrapper,)
+        )
+        return
     if launcher := match_launcher(words):
         name, start, subcommand = launcher
         assignments = (word.partition("=")[::2] for word in words[:start])
         assigned = {key: value for key, value in assignments if value and key.isidentifier()}
-        pinned = next(
-            filter(
-                None,
-                (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:start]),
-            ),
-            None,
-        )
-        version = pinned[1] if pinned else ""
+        pinned = re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)(?!\S)", " ".join(words[:start]))
         command = ServerCommand(
             location,
             name,
             tuple(words[start:]),
             {**environment, **assigned},
-            version,
+            pinned[1] if pinned else "",
             subcommand=subcommand,
         )
-        module = OMNI_OPTION if OMNI_OPTION in words[start:] else words[start - 1]
-        if wrapper := load_wrappers().get(module):
-            argv, wrapper_words, settings = unwrap_command(module, words[start:])
-            starter = ["vllm", "serve"] if module == OMNI_OPTION else ["python", "-m", module]
-            launched = shlex.join([*starter, *wrapper_words])
-            command = replace(
-                command,
-                argv=argv,
-                launched=launched,
-                renamed_options=wrapper.renamed,
-                config=settings,
-            )
-        if program == "torchrun":
-            why = (
-                "it starts the server several times, on the same port and the same GPUs: not judged"
-            )
-            once = LintFinding("word", program, program, "unread", why, "the server alone")
-            command = replace(command, findings=(once,))
         if shell_option is not None and shell_option < start:
             why = f"{program} {words[shell_option]} runs its first word; the others are $0, $1, ..."
             finding = _refuse_word(words[shell_option + 1], why, "the command in quotes")
@@ -333,19 +206,21 @@ def _show_line(words: Sequence[str]) -> str:
 
 def fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
     """Return a script with `$0`, `$1`, ..., `$@` and `$*` replaced by the words that it is given."""
-    quoted, num_chars = [shlex.quote(word) for word in parameters], 0
-    every = " ".join(quoted[1:])
+    quoted = [shlex.quote(word) for word in parameters]
+    every, pattern = " ".join(quoted[1:]), r"\"?\$(?:\{([@*]|\d\d?)\}|([@*]|\d))\"?"
+    check_expanded_size(len(re.findall(pattern, script)) * len(every))
 
     def fill_in(match: re.Match[str]) -> str:
-        nonlocal num_chars
         name = match[1] or match[2]
-        value = every if name in ("@", "*") else "".join(quoted[int(name) : int(name) + 1])
-        num_chars += len(value)
-        check_expanded_size(num_chars)
-        return value
+        return every if name in ("@", "*") else "".join(quoted[int(name) : int(name) + 1])
 
-    pattern = r"\"?\$(?:\{([@*]|\d\d?)\}|([@*]|\d))\"?"
     return re.sub(pattern, fill_in, script)
+
+
+def find_wrapper(words: Sequence[str]) -> str:
+    """Find the program that starts a server in its own way among the words; empty without one."""
+    is_server = SERVER_MENTION_PATTERN.search(" ".join(words)) or match_launcher(words)
+    return next((word for word in words if is_server and word in load_forms().wrappers), "")
 
 
 def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
@@ -360,8 +235,6 @@ def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
             return "vllm", at + 2, True
         if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
             return "vllm", at + 1, False
-        if (wrapper := load_wrappers().get(word)) and wrapper.engine:
-            return wrapper.engine, at + 1, False
         if word in ("sglang.launch_server", "sglang.srt.server"):
             return "sglang", at + 1, False
         if name == "sglang" and after == "serve":
@@ -407,10 +280,8 @@ def parse_image_name(name: str) -> EngineImage | None:
     for engine, starts, pattern in _ENGINE_IMAGES:
         if match := pattern.search(name):
             tag = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
-            version = tag[1] if tag else ""
-            if "ai-dynamo/" in name:  # the tag is Dynamo's
-                version = get_dynamo_image_version(engine, version)
-            elif re.match(r"\d\d\.\d\d", version):  # a year and a month
+            version = tag[1] if tag and "ai-dynamo/" not in name else ""
+            if re.match(r"\d\d\.\d\d", version):  # a year and a month
                 version = get_monthly_image_version(engine, version)
             return EngineImage(engine, starts, version)
     return None

@@ -7,16 +7,12 @@ with the square of the text: 12 GB for 60 kB of `a|a|a|...`, and half a minute f
 
 import re
 import shlex
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from textwrap import dedent
-from typing import NamedTuple
 
 from planner.core.errors import PlannerError
 
-MAX_HERE_DOCUMENT_CHARS = 2**22
-"""Maximum number of characters in the here-documents of one text."""
 MAX_EXPANDED_CHARS = 2**18
 """Maximum number of characters in the words of a command, and in all that variables expand to."""
 MAX_VARIABLES = 500
@@ -59,29 +55,61 @@ _TOKEN_PATTERN = re.compile(
 _DOUBLE_QUOTED_PATTERN = re.compile(
     rf'(?P<expansion>{_EXPANSION})|\\(?P<escaped>[\\"$`\n])|(?P<plain>[^\\$`]+|\\)'
 )
+_PART_KINDS = (
+    "continuation", "escaped", "single_quoted", "double_quoted", "open_quote", "expansion", "plain",
+)  # fmt: skip
+"""Tokens that belong to a word."""
 _ASSIGNMENT_PATTERN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-
-
-class WordPart(NamedTuple):
-    """A stretch of a word: text, or an expansion such as `NAME`, `NAME:-default` or `$(command)`."""
-
-    text: str
-    is_quoted: bool = False
-    is_expansion: bool = False
 
 
 @dataclass
 class ShellWord:
-    """A word as it was written; `array` holds the values of an assignment such as `NAME=(a b)`."""
+    """A word, with its variables filled in: several where an unquoted one holds blanks."""
 
-    parts: list[WordPart]
-    array: list["ShellWord"] | None = None
+    variables: "Variables"
+    prefix: str | None = None  # the text before any quote or expansion
+    fields: list[str] = field(default_factory=lambda: [""])
+    names: set[str] = field(default_factory=set)  # of the variables in it
+    array: list[str] | None = None  # the values of an assignment such as `NAME=(a b)`
+    is_quoted: bool = False
+
+    def add(self, match: re.Match[str], kind: str) -> None:
+        """Add what a token stands for; raise `PlannerError` for a quote that is not closed."""
+        if kind == "open_quote":
+            raise PlannerError(
+                f"the quote {match[0]} at character {match.start() + 1:,} does not end"
+            )
+        if self.prefix is None and kind != "continuation":
+            self.prefix = match[0] if kind == "plain" else ""
+        self.is_quoted |= kind not in ("plain", "expansion", "continuation")
+        if kind == "double_quoted":
+            for inner in _DOUBLE_QUOTED_PATTERN.finditer(match[kind]):
+                if inner["expansion"]:
+                    self.expand(inner[0], is_quoted=True)
+                else:  # a continued line joins the next
+                    self.fields[-1] += (inner["escaped"] or "").strip("\n") or inner["plain"] or ""
+        elif kind == "expansion":
+            self.expand(match[0])
+        elif kind != "continuation":
+            self.fields[-1] += match[kind]
+
+    def expand(self, text: str, is_quoted: bool = False) -> None:
+        """Add the value of a variable, split at blanks unless it is quoted; `${NAME[@]}` is several."""
+        name = re.match(r"\$\{?([A-Za-z_]\w*)", text)
+        self.names |= {name[1]} if name else set()
+        if name and text.endswith("[@]}") and name[1] in self.variables:
+            pieces = self.variables.expand(name[1])
+        else:
+            value = _expand_variable(text, self.variables)
+            is_split = name and not is_quoted and "$(" not in value  # what runs is not known
+            pieces = value.split() if is_split else [value]
+        self.fields[-1] += "".join(pieces[:1])
+        self.fields += pieces[1:]
 
     @property
-    def unquoted_prefix(self) -> str:
-        """The text before any quote or expansion."""
-        first = self.parts[0]
-        return "" if first.is_quoted or first.is_expansion else first.text
+    def words(self) -> list[str]:
+        """The words of a command that it is."""
+        return [value for value in self.fields if value or self.is_quoted]
 
 
 @dataclass(frozen=True)
@@ -90,7 +118,6 @@ class ShellStatement:
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    branched: tuple[str, ...] = ()  # variables that a branch would set anew
     variables: Mapping[str, str] = field(default_factory=dict)  # that the text sets
 
 
@@ -99,40 +126,38 @@ def parse_statements(
 ) -> list[ShellStatement]:
     """Return the commands of `text`, each with the variables that are set before it.
 
-    What a branch of `if` or `case` sets anew is not known to be set: the first value holds.
+    What a branch of `if` or `case` sets anew is known only where it runs.
     Raises `PlannerError` for a quote that is not closed, and if expansion exceeds the limit.
     """
     exported = dict(environment or {})
     variables = Variables({name: [value] for name, value in exported.items()})
-    statements, depth, branched = list[ShellStatement](), 0, dict[str, None]()
+    statements, depth = list[ShellStatement](), 0
     named = dict(exported)
-    for words in _split_into_commands(text):
+    for words in _split_into_commands(split_here_documents(text)[0], variables):
         expanded, assigned, is_export = list[str](), dict[str, str](), False
-        begins_branch = words[0].unquoted_prefix in ("then", "else", "do", "{")
-        keywords = {word.unquoted_prefix for word in words[: 1 + begins_branch]}
+        begins_branch = words[0].prefix in ("then", "else", "do", "{")
+        keywords = {word.prefix for word in words[: 1 + begins_branch]}
         depth = max(depth + bool(keywords & {"if", "case"}) - bool(keywords & {"fi", "esac"}), 0)
         for word in words:
-            prefix = word.unquoted_prefix
-            if not expanded and (match := _ASSIGNMENT_PATTERN.match(prefix)):
-                name, values = match[1], list[str]()
-                if word.array is None:
-                    value = "".join(_expand_part(part, variables) for part in word.parts)
-                    before = " ".join(variables.expand(name)) if match[2] else ""
-                    values.append(before + value[match.end() :])
-                else:
-                    values += variables.expand(name) if match[2] else []
-                    values += [v for item in word.array for v in _expand_word(item, variables)]
-                is_own = name in {part.text for part in word.parts if part.is_expansion} or match[2]
-                if depth and any(variables.get(name, ())) and not is_own and word is words[-1]:
-                    branched |= {name: None} if values != variables[name] else {}
-                    continue
+            if not expanded and (match := _ASSIGNMENT_PATTERN.match(word.prefix or "")):
+                name, before = match[1], variables.expand(match[1]) if match[2] else []
+                values = [" ".join(before) + " ".join(word.fields)[match.end() :]]
+                values = values if word.array is None else [*before, *word.array]
+                is_anew = any(variables.get(name, ())) and values != variables[name]
+                if (
+                    depth
+                    and is_anew
+                    and name not in word.names
+                    and not before
+                    and word is words[-1]
+                ):
+                    values = [f"${{{name}}}"]
                 variables[name] = values
-                named[name] = " ".join(values)
-                assigned[name] = " ".join(values)
-            elif not expanded and prefix in _COMMAND_PREFIXES:
-                is_export |= prefix in ("export", "declare", "readonly")
+                named[name] = assigned[name] = " ".join(values)
+            elif not expanded and word.prefix in _COMMAND_PREFIXES:
+                is_export |= word.prefix in ("export", "declare", "readonly")
             else:
-                expanded += _expand_word(word, variables)
+                expanded += word.words
         if is_export:
             exported |= assigned
             exported |= {
@@ -142,7 +167,7 @@ def parse_statements(
             known: Mapping[str, str] = {**exported, **assigned}
             if statements and statements[-1].environment == known:
                 known = statements[-1].environment  # once in memory
-            statements.append(ShellStatement(tuple(expanded), known, tuple(branched), named))
+            statements.append(ShellStatement(tuple(expanded), known, named))
         else:
             exported |= {name: value for name, value in assigned.items() if name in exported}
         check_expanded_size(sum(map(len, expanded)))
@@ -187,29 +212,29 @@ def check_expanded_size(num_chars: int) -> None:
 
 def expand_variables(text: str, variables: Variables, depth: int = 0) -> str:
     """Fill in `$NAME`, `${NAME}` and `${NAME:-default}`; unknown variables become `${NAME}`."""
-    return re.sub(
-        _VARIABLE, lambda match: _expand_part(_parse_expansion(match[0]), variables, depth), text
-    )
+    return re.sub(_VARIABLE, lambda match: _expand_variable(match[0], variables, depth), text)
 
 
-def _expand_part(part: WordPart, variables: Variables, depth: int = 0) -> str:
-    """Return the text of a part, with the value of its variable in one piece.
+def _expand_variable(text: str, variables: Variables, depth: int = 0) -> str:
+    """Return what a variable such as `$NAME` or `${NAME:-default}` stands for, in one piece.
 
-    `${NAME:=value}` sets the variable; `${NAME:+value}` is empty unless the text sets it.
+    `${NAME:=value}` sets the variable; `${NAME:+value}` is empty unless the text sets it. What a
+    command in `$(...)` says is not known.
     """
-    if not part.is_expansion:
-        return part.text
-    match = re.fullmatch(r"([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", part.text, re.DOTALL)
+    if text.startswith(("`", "$(")):
+        return f"$({text[1:].removesuffix('`')})" if text[0] == "`" else text
+    inner = text[2:].removesuffix("}") if text.startswith("${") else text[1:] or "$"
+    match = re.fullmatch(r"([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", inner, re.DOTALL)
     if not match:
-        return part.text if part.text.startswith("$") else f"${{{part.text}}}"
+        return inner if inner.startswith("$") else f"${{{inner}}}"
     name, operator, operand = match[1], match[2] or "", match[3] or ""
     # with a colon an empty variable counts as unset
     is_set = name in variables and (not operator.startswith(":") or any(variables[name]))
-    if operator.endswith("+"):
-        return expand_variables(operand, variables, depth + 1) if is_set and depth < 4 else ""
-    if is_set:
+    if is_set and not operator.endswith("+"):
         return " ".join(variables.expand(name))
-    if operator.endswith(("-", "=")) and depth < 4:
+    if operator.endswith("+") and not is_set:
+        return ""
+    if operator.endswith(("-", "=", "+")) and depth < 4:
         value = expand_variables(operand, variables, depth + 1)
         if operator.endswith("="):
             variables[name] = [value]
@@ -217,52 +242,29 @@ def _expand_part(part: WordPart, variables: Variables, depth: int = 0) -> str:
     return "" if name in variables else f"${{{name}}}"
 
 
-def _expand_word(word: ShellWord, variables: Variables) -> list[str]:
-    """Return the words that `word` expands to.
+def _split_into_commands(text: str, variables: Variables) -> Iterator[list[ShellWord]]:
+    """Yield the words of each command, without comments and redirections.
 
-    An unquoted variable is split at blanks, and `${NAME[@]}` becomes the values of the array.
+    A command has the variables that are set when it is asked for.
     """
-    expanded, is_quoted = [""], False
-    for part in word.parts:
-        name = re.match(r"[A-Za-z_]\w*", part.text) if part.is_expansion else None
-        if name and part.text.endswith("[@]") and name[0] in variables:
-            pieces = variables.expand(name[0])
-        else:
-            value = _expand_part(part, variables)
-            is_split = name and not part.is_quoted and "$(" not in value  # what runs is not known
-            pieces = value.split() if is_split else [value]
-        is_quoted |= part.is_quoted and not part.is_expansion
-        expanded[-1] += "".join(pieces[:1])
-        expanded += pieces[1:]
-    return [value for value in expanded if value or is_quoted]
-
-
-def _split_into_commands(text: str) -> Iterator[list[ShellWord]]:
-    """Yield the words of each command, without comments, redirections and here-documents."""
     position, is_redirection = 0, False
-    parts, words, markers = list[WordPart](), list[ShellWord](), list[str]()
-    array: list[ShellWord] | None = None
+    word, words, array = ShellWord(variables), list[ShellWord](), None
     while position <= len(text):
         match = _TOKEN_PATTERN.match(text, position)
         kind = (match.lastgroup or "") if match else "end"
-        if match and (added := _parse_parts(match, kind)) is not None:
-            parts += added
-            position = match.end()
-            continue
         position = match.end() if match else position + 1
-        if parts:
-            if not is_redirection:
-                (words if array is None else array).append(ShellWord(parts))
-            elif markers and not markers[-1]:
-                markers[-1] = "".join(part.text for part in parts) or "\n"
-            parts, is_redirection = [], False
+        if match and kind in _PART_KINDS:
+            word.add(match, kind)
+            continue
+        if word.prefix is not None:
+            if array is not None:
+                array += word.words
+            elif not is_redirection:
+                words.append(word)
+            word, is_redirection = ShellWord(variables), False
         if kind == "redirection":
             is_redirection = True
-            if match and match[0].lstrip("0123456789").startswith("<<") and "<<<" not in match[0]:
-                markers.append("")
-        elif (
-            kind == "opening" and words and _ASSIGNMENT_PATTERN.fullmatch(words[-1].unquoted_prefix)
-        ):
+        elif kind == "opening" and words and _ASSIGNMENT_PATTERN.fullmatch(words[-1].prefix or ""):
             array = words[-1].array = []
         elif kind == "closing" and array is not None:
             array = None
@@ -271,71 +273,23 @@ def _split_into_commands(text: str) -> Iterator[list[ShellWord]]:
             if words and array is None:
                 yield words
                 words = []
-            if match and match[0] == "\n":
-                for marker in markers:
-                    end = re.compile(rf"^\t*{re.escape(marker)}\s*$", re.MULTILINE).search(
-                        text, position
-                    )
-                    position = end.end() + 1 if end else len(text) + 1
-                markers = []
     if words:
         yield words
 
 
-def _parse_parts(match: re.Match[str], kind: str) -> list[WordPart] | None:
-    """Return what a token adds to a word; None for a token that ends it.
-
-    Raises `PlannerError` for a quote that is not closed.
-    """
-    if kind == "open_quote":
-        raise PlannerError(f"the quote {match[0]} at character {match.start() + 1:,} does not end")
-    if kind == "continuation":
-        return []
-    if kind == "expansion":
-        return [_parse_expansion(match[0])]
-    if kind == "double_quoted":
-        parts = [WordPart("", is_quoted=True)]
-        for inner in _DOUBLE_QUOTED_PATTERN.finditer(match[kind]):
-            if inner["expansion"]:
-                parts.append(_parse_expansion(inner[0], is_quoted=True))
-            else:
-                escaped = (inner["escaped"] or "").strip("\n")  # a continued line joins the next
-                parts.append(WordPart(escaped or inner["plain"] or "", is_quoted=True))
-        return parts
-    if kind in ("escaped", "single_quoted", "plain"):
-        return [WordPart(match[kind], is_quoted=kind != "plain")]
-    return None
-
-
-def _parse_expansion(text: str, is_quoted: bool = False) -> WordPart:
-    if text.startswith("`"):
-        text = f"$({text[1:].removesuffix('`')})"
-    elif text.startswith("${"):
-        text = text[2:].removesuffix("}")
-    elif not text.startswith("$("):
-        text = text[1:] or "$"
-    return WordPart(text, is_quoted, is_expansion=True)
-
-
-def extract_here_documents(text: str) -> dict[str, str]:
-    """Return the files that here-documents write, by name: `cat > NAME <<EOF`, `tee NAME <<EOF`."""
-    here_documents, num_chars = dict[str, str](), 0
-    head = re.compile(r"^[^\n#]*<<-?[ \t]*(['\"]?)(\w++)\1[^\n]*(?:\n|\Z)", re.MULTILINE)
-    ends: dict[str, list[int]] = {}  # where the lines start that hold nothing but this word
-    for line in re.finditer(r"^[ \t]*(\w+)[ \t]*$", text, re.MULTILINE):
-        ends.setdefault(line[1], []).append(line.start())
-    for match in head.finditer(text):
-        after = ends.get(match[2], [])
-        at = bisect_left(after, match.end())
-        target = re.search(
-            r"(?:(?<![<>\d&])>>?|\btee(?:\s+-a)?)\s*['\"]?([^\s'\"<>|;&]+)", match[0]
-        )
-        if at < len(after) and target:
-            content = text[match.end() : after[at]]
-            num_chars += len(content)
-            if num_chars > MAX_HERE_DOCUMENT_CHARS:  # of some within others
-                raise PlannerError(
-                    f"its here-documents hold more than {MAX_HERE_DOCUMENT_CHARS:,} characters"
-                )
-            here_documents[target[1].rpartition("/")[2]] = dedent(content)
-    return here_documents
+def split_here_documents(text: str) -> tuple[str, dict[str, str]]:
+    """Return a text without its here-documents, and the files that these write, by name."""
+    lines, kept, files, at = text.split("\n"), list[str](), dict[str, str](), 0
+    ends = {line.strip(): number for number, line in enumerate(lines)}
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        kept.append(line)
+        start = re.search(r"^[^#\n]*(?<!<)<<-?[ \t]*(['\"]?)(\w++)\1", line)
+        if start is None or ends.get(start[2], -1) < at:
+            continue
+        first, at = at, next(n for n in range(at, len(lines)) if lines[n].strip() == start[2]) + 1
+        target = re.search(r"(?:(?<![<>\d&])>>?|\btee(?:\s+-a)?)\s*['\"]?([^\s'\"<>|;&]+)", line)
+        if target:
+            files[target[1].rpartition("/")[2]] = dedent("\n".join(lines[first : at - 1]))
+    return "\n".join(kept), files

@@ -1,16 +1,16 @@
 """Find the server commands of a text in any supported format, and the metrics that it names.
 
-Supported are command lines, shell scripts, systemd units, Dockerfiles, compose files, manifests
-and charts' values.
+Supported are command lines, shell scripts, systemd units, compose files, manifests and charts'
+values.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePath
 
 from planner.core.catalog import validate_entry
@@ -27,13 +27,11 @@ from planner.tools.lint.server_commands import (
     ServerCommand,
     fill_in_parameters,
     find_commands,
-    parse_container,
     parse_image_name,
 )
-from planner.tools.lint.shell_parser import extract_here_documents, split_words
+from planner.tools.lint.shell_parser import split_here_documents, split_words
 from planner.tools.lint.tree_reader import (
     TreeReader,
-    find_starting_image,
     format_config_as_words,
     load_yaml_documents,
     replace_expressions,
@@ -47,6 +45,7 @@ MAX_WORDS = 21_000
 """Maximum number of words in the commands of a text."""
 _UNREAD_FORMATS = {
     "Markdown or reStructuredText page": r"\A.+\.(?:md|mdx|markdown|rst)$|^(?:```|~~~)",
+    "Dockerfile": r"^[ \t]*FROM[ \t]+\S+[\s\S]*?\n[ \t]*(?:CMD|ENTRYPOINT)\b",
     "Nomad job": r'^[ \t]*task[ \t]+"[^"\n]*"\s*\{',
     "PowerShell or cmd command of several lines": r"^.*[ \t][`^][ \t]*$\n",
 }
@@ -54,12 +53,10 @@ _UNREAD_FORMATS = {
 _UNIT_SCRIPT_PATTERN = re.compile(r"^ExecStart=(?:\S*+[^\S\n]++)*?(\S+\.sh)\b", re.MULTILINE)
 """The script that a systemd unit starts."""
 _SLURM_PATTERN = re.compile(
-    r"^[ \t]*(?:#SBATCH|s(?:run|alloc|batch))\b.*?(?<=[ \t])"
-    r"(?:(--gres)[= ]gpu:|(-G|--gpus(?:-per-node|-per-task)?)[= ]?)([A-Za-z][\w-]*)(?::(\d{1,3}))?\b.*",
+    r"^[ \t]*(?:#SBATCH|s(?:run|alloc|batch))\b.*?[ \t](?:--gres[= ]gpu:|(?:-G|--gpus[\w-]*)[= ]?)([A-Za-z][\w-]*)",
     re.MULTILINE,
 )
-"""Kind and number of GPUs of a job (slurm.schedmd.com, sbatch: --gres, --gpus)."""
-_READ_PATTERN = re.compile(r"read (?:from|with) '(?:[^']*/)?([^'/]+)'")
+"""Kind of the GPUs of a job (slurm.schedmd.com, sbatch: --gres, --gpus)."""
 _METRIC_NAME_PATTERN = re.compile(
     r"(?<![\w/.@:-])(?:(?:vllm|sglang):[a-zA-Z]\w*|(?:vllm|sglang)_\w+_(?:total|bucket|sum|count))(?![\w./-])"
 )
@@ -90,10 +87,8 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
     nearby = _NearbyFiles(text.replace("\r\n", "\n"), name, path.parent if path else Path())
     source = _read_text(_write_plan_commands(nearby), engine)
     if not (source.commands or source.metrics or source.unread):
-        words = filter(
-            parse_image_name, re.findall(r"[\w./-]+:[\w.-]+", nearby.text[:MAX_FILE_BYTES])
-        )
-        if image := find_starting_image(nearby.documents[0]) or next(words, ""):
+        words = re.findall(r"[\w./-]+:[\w.-]+", nearby.text[:MAX_FILE_BYTES])
+        if image := next(filter(parse_image_name, words), ""):
             why = f"the image starts a server, and the options that it is given are not in {name}"
             return replace(source, unread=(_make_unread(image, why),))
         location = path.name if path else "this text"
@@ -127,31 +122,36 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
             unread_text = _make_unread(format_name, f"a {format_name} is not read")
             is_page = "page" in format_name and not SERVER_MENTION_PATTERN.search(text)
             return ParsedSource((), metrics, () if is_page and metrics else (unread_text,))
-    found, unread = _take_commands(nearby, engine, "file")
+    started = _UNIT_SCRIPT_PATTERN.search(text)
+    if started and (script := nearby.find(started[1])):
+        nearby = replace(nearby, text=script, name="")
+    found = [*islice(_find_commands_in_text(nearby, engine), MAX_COMMANDS_PER_FILE + 1)]
+    unread = [one for one in found if isinstance(one, LintFinding)]
+    commands = [one for one in found if isinstance(one, ServerCommand)]
+    if len(found) > MAX_COMMANDS_PER_FILE:
+        limit = f"more than {MAX_COMMANDS_PER_FILE} commands"
+        unread.append(_make_unread(limit, f"it has {limit}, and the others were not read"))
     server_commands = [
-        followed for command in found for followed in _follow_script(command, nearby)
+        followed
+        for command in commands[:MAX_COMMANDS_PER_FILE]
+        for followed in _follow_script(command, nearby)
     ]
     if sum(len(command.argv) for command in server_commands) > MAX_WORDS:
         raise PlannerError(f"its commands have more than {MAX_WORDS:,} words")
-    scripts = [] if server_commands else re.findall(_UNIT_SCRIPT_PATTERN, text)
-    for script in scripts[:MAX_COMMANDS_PER_FILE]:
-        there = replace(nearby, text=nearby.find(script) or "", name=PurePath(script).name)
-        more, limits = _take_commands(there, engine, f"script {script!r:.80}")
-        server_commands, unread = server_commands + more, unread + limits
-    if server_commands and len(scripts) > MAX_COMMANDS_PER_FILE:
-        unread.append(_make_limit("unit", "scripts"))
     is_yaml = PurePath(nearby.name).suffix in (".yaml", ".yml")
     # of a template not all of the text is here
     if is_yaml and "{{" not in text and (problem := nearby.documents[1]):
         unread.append(_make_unread(nearby.name, f"{problem}, so that nothing reads it"))
-    if job := _find_slurm_gpus(text):
-        gpu = f"{job[0]}x{job[1]}" if job[0] else job[1]
+    job = _SLURM_PATTERN.search(text)
+    if job and (found_gpu := resolve_gpu(job[1])):
         server_commands = [
-            replace(one, gpu=one.gpu or gpu, num_gpus=job[0]) for one in server_commands
+            replace(one, gpu=one.gpu or found_gpu[1].name) for one in server_commands
         ]
     # the GPU, and a missing version, are in the header of a plan's file
     title = re.search(
-        r"^# .+ on (?:.+ of )?(.+), (\w+) (\d[\w.+]*|nightly[\w-]*)$", text[:2000], re.MULTILINE
+        r"^# .+ on (?:.+ of )?(.+), (\w+) (\d[\w.+]*|nightly[\w-]*)$",
+        nearby.text[:2000],
+        re.MULTILINE,
     )
     server_commands = [
         replace(one, version=one.version or title[3], planned_on=title[1])
@@ -160,62 +160,7 @@ def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
         for one in server_commands
     ]
     commands = [_apply_config_file(command, nearby) for command in server_commands]
-    # a file of a ConfigMap is read where a container is given it
-    used = {match[1] for one in commands for match in _READ_PATTERN.finditer(one.note)}
-    within = tuple(f"data.{name}" for name in used)
-    commands = [one for one in commands if not (used and one.where.startswith(within))]
     return ParsedSource(tuple(commands), metrics, tuple(unread))
-
-
-def _find_slurm_gpus(text: str) -> tuple[int | None, str] | None:
-    """Return number and kind of the GPUs that a job asks Slurm for, on all nodes; None if unknown.
-
-    The number is None if it depends on what the text does not tell. --gpus is the job's total,
-    --gpus-per-task each task's, and --gres and --gpus-per-node each node's (sbatch's manual).
-    """
-    text = re.sub(r"\\\n", " ", text)
-    job, steps = (
-        " ".join(re.findall(rf"^[ \t]*{program}\b(.*)", text, re.MULTILINE))
-        for program in ("#SBATCH", "s(?:run|alloc|batch)")
-    )
-    for match in _SLURM_PATTERN.finditer(text):
-        if not (found := resolve_gpu(match[3])):
-            continue
-        step, option = f"{match[0]} {job}", match[1] or match[2]
-        nodes = _read_slurm_count(f"{step} {steps}", "-N|--nodes", 1)
-        a_node = _read_slurm_count(step, "--ntasks-per-node", None)
-        tasks = _read_slurm_count(step, "-n|--ntasks", nodes and a_node and nodes * a_node)
-        times = {"-G": 1, "--gpus": 1, "--gpus-per-task": tasks}.get(option, nodes)
-        return times and int(match[4] or 1) * times, found[1].name
-    return None
-
-
-def _read_slurm_count(text: str, spellings: str, default: int | None) -> int | None:
-    """Return the first number given to an option; None if it is a range or a variable."""
-    match = re.search(rf"(?<!\S)(?:{spellings})(?:=|[ \t]+|(?=\d))([^\s#]+)", text)
-    return (int(match[1]) if match[1].isdecimal() else None) if match else default
-
-
-def _take_commands(
-    nearby: "_NearbyFiles", engine: str | None, what: str
-) -> tuple[list[ServerCommand], list[LintFinding]]:
-    """Return the commands of a text, and a finding if there are more than are read."""
-    commands, unread = list[ServerCommand](), list[LintFinding]()
-    for one in _find_commands_in_text(nearby, engine):
-        if isinstance(one, LintFinding):
-            unread.append(one)
-        elif len(commands) == MAX_COMMANDS_PER_FILE:
-            return commands, [*unread, _make_limit(what, "commands")]
-        else:
-            commands.append(one)
-    return commands, unread
-
-
-def _make_limit(what: str, parts: str) -> LintFinding:
-    """Return a finding about the parts of a text that are too many to be read."""
-    limit = f"more than {MAX_COMMANDS_PER_FILE} {parts}"
-    why = f"the {what} has {limit}, and the others were not read"
-    return LintFinding("word", parts, limit, "unread", why, "headroom lint of each of them")
 
 
 def _make_unread(written: str, why: str) -> LintFinding:
@@ -256,7 +201,7 @@ class _NearbyFiles:
             data = document.get("data") if isinstance(document, Mapping) else None
             if isinstance(data, Mapping):
                 files = {str(k): v for k, v in data.items() if isinstance(v, str)} | files
-        return files | extract_here_documents(self.text)
+        return files | split_here_documents(self.text)[1]
 
 
 def _add_note(command: ServerCommand, note: str) -> ServerCommand:
@@ -339,17 +284,12 @@ def _find_commands_in_text(
     """Yield the commands of a text of any format."""
     text = nearby.text
     if re.search(r"^\[[\w:. -]+\][ \t]*$", text, re.MULTILINE):
-        yield from TreeReader([_read_sections(text)], engine, nearby).read()
-    elif all(
-        re.search(rf"^[ \t]*{line}", text, re.MULTILINE)
-        for line in (r"FROM[ \t]+\S+", r"(CMD|ENTRYPOINT|RUN)\b")
-    ):
-        yield from _parse_dockerfile(text, engine)
+        yield from TreeReader([_read_sections(text)], engine, nearby.find).read()
     elif re.search(
         r"^[ \t]*(- )?[\w./\"-]++[ \t]*:(\s|$)", text, re.MULTILINE
     ) or text.lstrip().startswith("{"):
         if nearby.documents[0]:
-            yield from TreeReader(nearby.documents[0], engine, nearby).read()
+            yield from TreeReader(nearby.documents[0], engine, nearby.find).read()
         else:
             items = re.sub(
                 r"^([ \t]*)- (?=[\"'-])", r"\1\\\n", replace_expressions(text), flags=re.MULTILINE
@@ -362,8 +302,8 @@ def _find_commands_in_text(
 def _read_sections(text: str) -> dict[str, dict[str, object]]:
     """Return the sections of a unit of systemd, or of what else has NAME=value lines below [SECTION].
 
-    Lines that end in a backslash go on, comments between them aside; an empty value takes back those
-    before it, and what runs before or after the server is left out.
+    Lines that end in a backslash go on, comments between them aside; the last value holds, and what
+    runs before or after the server is left out.
     """
     text = re.sub(r"\\\n(?:[ \t]*[#;].*\n)*\s*", " ", text)
     sections, values = dict[str, dict[str, object]](), dict[str, object]()
@@ -378,43 +318,5 @@ def _read_sections(text: str) -> dict[str, dict[str, object]]:
         elif key.lower() == "environment":
             values["env"] = [*list_items(values.get("env")), *split_words(value)]
         elif not re.match("Exec(?!Start$|$)", key):
-            before = list_items(values.get(key)) if value.strip() else []
-            command = value.lstrip("@-:+!") if key == "ExecStart" else value
-            values[key] = [*before, command] if value.strip() else []
-    return {
-        name: {
-            k: v[0] if isinstance(v, list) and v[:1] and not v[1:] and k != "env" else v
-            for k, v in one.items()
-        }
-        for name, one in sections.items()
-    }
-
-
-def _parse_dockerfile(text: str, engine: str | None) -> Iterator[ServerCommand]:
-    """Yield the command that an image built from a Dockerfile starts."""
-    text = re.sub(r"\\\r?\n", " ", text)
-    image, environment, instructions = (
-        "",
-        dict[str, str](),
-        {"ENTRYPOINT": list[str](), "CMD": list[str]()},
-    )
-    for key, rest in re.findall(r"^[ \t]*([A-Z]+)[ \t]+(\S.*)$", text, re.MULTILINE):
-        if key == "FROM":
-            image, instructions = rest.split()[0], {"ENTRYPOINT": [], "CMD": []}
-        elif key == "ENV":
-            words = rest.split() if "=" not in rest.split()[0] else split_words(rest)
-            assignments = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
-            environment |= dict(word.partition("=")[::2] for word in assignments)
-        elif key in instructions:
-            value = None
-            with suppress(ValueError, RecursionError):
-                value = json.loads(rest)
-            words = list(map(str, value)) if isinstance(value, list) else []
-            instructions[key] = words or ["sh", "-c", rest.rstrip()]
-    yield from parse_container(
-        image,
-        [*instructions["ENTRYPOINT"], *instructions["CMD"]],
-        environment,
-        "CMD",
-        bool(instructions["ENTRYPOINT"]),
-    )
+            values[key] = value.lstrip("@-:+!") if key == "ExecStart" else value
+    return sections

@@ -5,9 +5,9 @@ server, wherever it stands; what is around it says the rest. `catalogs/flags/for
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml
@@ -22,21 +22,18 @@ from planner.tools.lint.container_setup import (
     ContainerSetup,
     get_nested,
     list_items,
-    parse_count,
-    read_health_limit,
     read_pod_setup,
     read_service_setup,
 )
 from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.forms import load_forms
-from planner.tools.lint.named_gpus import find_named_gpu, name_slice
+from planner.tools.lint.named_gpus import find_named_gpu
 from planner.tools.lint.server_commands import (
     SERVER_MENTION_PATTERN,
     ServerCommand,
     find_commands,
     parse_container,
     parse_image_name,
-    unwrap_command,
 )
 from planner.tools.lint.shell_parser import (
     Variables,
@@ -74,12 +71,8 @@ _WORKER_PATTERN = re.compile(
 """By which a container only joins such a cluster, unless it starts a server beside that."""
 
 
-class FileFinder(Protocol):
-    """Where the files lie that a text names."""
-
-    def find(self, path: str) -> str | None:
-        """Return the content of a file; None if it is not here."""
-        ...
+FileFinder = Callable[[str], str | None]
+"""Returns the content of a file that a text names; None if it is not here."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +83,8 @@ class _Place:
     depth: int = 0
     parent: YamlMapping = field(default_factory=dict)
     pod: YamlMapping | None = None
-    labels: YamlMapping = field(default_factory=dict)  # of the pod
     kind: str = ""  # of the document
     is_compose: bool = False
-    awaited: frozenset[str] = frozenset()  # compose's services that others wait for
     engine: str = ""
     model: str = ""
     gpu: str = ""
@@ -112,13 +103,10 @@ def replace_expressions(text: str) -> str:
     """Return a Helm template with shell variables for its expressions, without control lines."""
 
     def name_expression(match: re.Match[str]) -> str:
-        if not match[2]:  # it does not end in its line
-            return match[0]
-        inner = match[1].removeprefix("-").removesuffix("-").strip()
-        return "${" + re.sub(r"[^\w.]+", "_", inner) + "}"
+        return "${" + re.sub(r"[^\w.]+", "_", match[1]) + "}"
 
     text = re.sub(r"^[ \t]*\{\{-?.*\}\}[ \t]*\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"\{\{(.*?)(\}\}|$)", name_expression, text, flags=re.MULTILINE)
+    return re.sub(r"\{\{-?[ \t]*(.*?)[ \t]*-?\}\}", name_expression, text)
 
 
 def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[object]], str]:
@@ -130,10 +118,11 @@ def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[o
             document = parse_yaml(part, name or "the text")
         except PlannerError as error:
             above = sum(one.count("\n") for one in parts[:number])
-            line = re.search(r": line (\d+)", message := str(error))
             # of the text, not of its document
-            counted = f": line {int(line[1]) + above}" if line else ""
-            return documents, message.replace(line[0], counted, 1) if line else message
+            line = re.search(r"(?<=: line )\d+", message := str(error))
+            return documents, message.replace(
+                line[0], f"{int(line[0]) + above}", 1
+            ) if line else message
         except RecursionError:
             return documents, "it is nested too deep"
         if isinstance(document, dict | list):
@@ -141,18 +130,14 @@ def load_yaml_documents(text: str, name: str) -> tuple[list[YamlMapping | list[o
     return documents, ""
 
 
-def find_starting_image(documents: object) -> str:
-    """Return the first image in documents that starts a server by itself; empty without one."""
-    named = map(_read_image_name, _list_mappings(documents))
-    return next((name for name in named if (image := parse_image_name(name)) and image.starts), "")
-
-
 class TreeReader:
     """The walk through YAML documents that are applied together."""
 
-    def __init__(self, documents: Sequence[object], engine: str | None, files: FileFinder) -> None:
-        given = parse_assignments(files.find(".env") or "")
-        self.engine, self.files = engine, files
+    def __init__(
+        self, documents: Sequence[object], engine: str | None, find_file: FileFinder
+    ) -> None:
+        given = parse_assignments(find_file(".env") or "")
+        self.engine, self.find_file = engine, find_file
         self.documents = [
             _normalize(one, Variables({name: [value] for name, value in given.items()}))
             for one in documents
@@ -175,13 +160,13 @@ class TreeReader:
     def read(self) -> Iterator[ServerCommand | LintFinding]:
         """Yield the servers, and what may say something of one and was not understood."""
         for document in self.documents:
-            place = _Place()
-            if isinstance(document, Mapping):
-                if any(document is one for one in self.used):
-                    continue  # it is read where another object names it
-                place = replace(place, kind=str(document.get("kind", "")))
-                if isinstance(services := document.get("services"), Mapping):
-                    place = replace(place, is_compose=True, awaited=_find_awaited(services))
+            known = document if isinstance(document, Mapping) else {}
+            kind = str(known.get("kind", ""))
+            # what another object names is read there
+            is_used = any(document is one for one in self.used)
+            if is_used or (kind == "ConfigMap" and self.objects[1:]):
+                continue
+            place = _Place(kind=kind, is_compose=isinstance(known.get("services"), Mapping))
             yield from self._walk(document, place)
 
     def _walk(self, node: object, place: _Place) -> Iterator[ServerCommand | LintFinding]:
@@ -227,7 +212,6 @@ class TreeReader:
             place = replace(place, gpu=gpu)
             count = gpu.partition("x")[0] if re.match(r"\d+x", gpu) else ""
             environment |= dict.fromkeys(forms.gpu_counts, count) if count else {}
-        labels = get_nested(node, "metadata", "labels")
         return replace(
             place,
             environment=environment,
@@ -235,7 +219,6 @@ class TreeReader:
             image=_read_image_name(node) or place.image,
             engine=_find_engine(node) or place.engine,
             model=_find_model(node) or place.model,
-            labels=labels if isinstance(labels, Mapping) else place.labels,
             pod=node if isinstance(node.get("containers"), list) else place.pod,
         )
 
@@ -248,14 +231,7 @@ class TreeReader:
             for one in others if name else ():
                 if get_nested(one, "metadata", "name") == name:
                     return one
-        wanted = None if node.get("runtime") else get_nested(node, "modelFormat", "name")
-        fitting = [
-            one
-            for one in others if wanted
-            for known in list_items(get_nested(one, "spec", "supportedModelFormats"))
-            if get_nested(known, "name") == wanted and get_nested(known, "autoSelect")
-        ]  # fmt: skip
-        return fitting[0] if len(fitting) == 1 else None
+        return None
 
     def _read_container(self, node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
         """Yield the server of a compose service, or of what else has an image and words for it."""
@@ -296,25 +272,17 @@ class TreeReader:
         is_kserve = isinstance(node.get("modelFormat"), Mapping)
         if is_kserve and not place.engine:
             return
-        image = parse_image_name(_read_image_name(node) or place.image)
+        image = parse_image_name(place.image)
         engine = self.engine or place.engine or (image.engine if image else "")
         holders: dict[str, YamlMapping] = {"": node} | {
             key: value for key, value in node.items()
             if _HOLDER_KEY.search(key) and isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
         }  # fmt: skip
         environment, findings = dict(place.environment), place.findings
-        options = {k: _read_named_options(one, engine or "vllm") for k, one in holders.items()}
-        specific = [len(one.specific) for one in options.values()]
-        is_named = any(
-            re.search("vllm|sglang|trtllm|engine", k, re.I)
-            for k, one in options.items()
-            if one.specific
-        )
-        if (
-            is_named
-            or any(one.is_file for one in options.values())
-            or (sum(specific) > 1 and any(specific[1:]))
-        ):
+        options = {key: _read_named_options(one, engine or "vllm") for key, one in holders.items()}
+        served = [key for key, one in options.items() for _ in one.specific]
+        names = " ".join([*served, *(f"{key} vllm" for key, one in options.items() if one.is_file)])
+        if re.search("vllm|sglang|trtllm|engine", names, re.I) or (served[1:] and any(served)):
             engine = engine or "vllm"
         listed, named, unread = list[str](), list[tuple[str, object]](), list[str]()
         for key, holder in holders.items():
@@ -325,30 +293,33 @@ class TreeReader:
                 if guessed := _guess_engine(words) or (is_options and engine):
                     engine, listed = engine or str(guessed), [*listed, *words]
             environment |= _parse_environment(holder.get("env")) if key else {}
-            if engine and (options[key].is_file or (key and options[key].specific)):
-                named += [*options[key].known, *options[key].unknown]
-                unread += [
-                    f"{key}.{one}" for one in options[key].others if not options[key].is_file
-                ]
-        if not (listed or named or is_kserve):
+            found = options[key]
+            if engine and (found.is_file or (key and found.specific)):
+                named += found.known
+            is_whole = not key and (place.pod or place.is_compose or is_kserve or not place.kind)
+            if found.specific if key else not is_whole:
+                unread += [f"{key}.{one}".lstrip(".") for one in found.others]
+        if not (listed or (engine and named) or is_kserve):
             return
-        if not options[""].is_file:
-            named += options[""].specific
-            is_whole = place.pod or place.is_compose or is_kserve or not place.kind
-            unread += () if is_whole else options[""].others
+        named += () if options[""].is_file else options[""].specific
         cli_options = get_cli_options(engine, load_flag_lists(engine).versions[-1])
         note = f"read as options of {engine}"
         if is_kserve:
-            listed, left, _ = map(list, unwrap_command("kserve", listed))
-            if any(word.endswith("huggingface") for word in left):
+            pairs = [word.partition("=") for word in listed]
+            if any(name == "--backend" and value == "huggingface" for name, _, value in pairs):
                 return
-            names = [word.partition("=")[0] for word in left if word.startswith("--")]
-            note = f"left to KServe: {', '.join(names)}" if names else ""
+            theirs, note = load_forms().kserve_options, ""
+            listed = [
+                theirs.get(name, name) + sign + value
+                for name, sign, value in pairs
+                if name != "--backend"
+            ]
         words = [*listed, *_format_as_words(named, cli_options.spellings)]
         is_container = bool(place.pod and place.kind) or place.is_compose
         around = place if is_container else replace(place, pod=None)
         is_set_up = is_container or is_kserve or {"resources", "requestGPU"} & node.keys()
         setup = self._read_setup(node, around) if is_set_up else None
+        setup = setup and replace(setup, image=place.image, is_member="raySpec" in node)
         why = "what becomes of it is not known here, and it may change what is served"
         findings += tuple(
             LintFinding("setting", name, f"{place.path}.{name}", "unread", why) for name in unread
@@ -360,38 +331,18 @@ class TreeReader:
             environment,
             image.version if image and image.engine == engine else "",
             container=is_container or is_kserve or "requestGPU" in node,
-            subcommand=True,
+            subcommand=not is_kserve,
             note=note,
             findings=findings,
-            setup=setup and replace(setup, image=_read_image_name(node)),
+            setup=setup,
             gpu=_name_gpu(node, place),
         )
 
     def _read_setup(self, node: YamlMapping, place: _Place) -> ContainerSetup:
         """Return what a compose service or a manifest's container is given."""
         if place.is_compose:
-            setup, is_awaited = (
-                read_service_setup(node),
-                place.path.rpartition(".")[2] in place.awaited,
-            )
-            limit_s = read_health_limit(node.get("healthcheck")) if is_awaited else None
-            return replace(
-                setup, probe="healthcheck" * (limit_s is not None), start_limit_s=limit_s
-            )
-        setup = read_pod_setup(node, place.pod, place.kind, place.labels, self.objects)
-        if "requestGPU" not in node:
-            return setup
-        count = parse_count(node["requestGPU"])
-        # whether the chart mounts /dev/shm is not said here
-        is_member = "raySpec" in node
-        return replace(
-            setup,
-            has_gpus=count != 0,
-            num_gpus=count,
-            shm_bytes=None,
-            network="own",
-            is_member=is_member,
-        )
+            return read_service_setup(node)
+        return read_pod_setup(node, place.pod, place.kind, self.objects)
 
     def _read_environment(
         self, node: YamlMapping, place: _Place
@@ -401,24 +352,18 @@ class TreeReader:
         for item in [*list_items(node.get("env_file")), node.get("env_file")]:
             path = item.get("path") if isinstance(item, Mapping) else item
             if isinstance(path, str):
-                text = self.files.find(path)
+                text = self.find_file(path)
                 environment |= parse_assignments(text or "")
                 if text is None and get_nested(item, "required") is not False:
                     findings.append(make_unread_variables(path))
         for item in list_items(node.get("envFrom")):
             name = str(get_nested(item, "configMapRef", "name"))
-            environment |= _parse_environment(data := self.config_maps.get(name))
-            if data is None and get_nested(item, "configMapRef"):
+            environment |= _parse_environment(self.config_maps.get(name))
+            if name not in self.config_maps and get_nested(item, "configMapRef"):
                 findings.append(make_unread_variables(name))
-        given = dict[str, str]()
         for key in ("environment", "env", "envs"):
-            given |= _parse_environment(node.get(key))
-        for item in list_items(node.get("env")):
-            reference = get_nested(item, "valueFrom", "configMapKeyRef")
-            data = self.config_maps.get(str(get_nested(reference, "name"))) or {}
-            if (key := str(get_nested(reference, "key"))) in data:
-                given[str(item.get("name"))] = _format_scalar(data[key])
-        return environment | given, tuple(findings)
+            environment |= _parse_environment(node.get(key))
+        return environment, tuple(findings)
 
 
 def _list_mappings(node: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -428,17 +373,6 @@ def _list_mappings(node: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     inner = node.values() if isinstance(node, Mapping) else list_items(node)
     for value in inner if depth < MAX_DEPTH else ():
         yield from _list_mappings(value, depth + 1)
-
-
-def _find_awaited(services: YamlMapping) -> frozenset[str]:
-    """Find the services of a compose file for whose health others wait."""
-    waits = (get_nested(one, "depends_on") for one in services.values())
-    return frozenset(
-        str(name)
-        for wait in waits if isinstance(wait, Mapping)
-        for name, how in wait.items()
-        if get_nested(how, "condition") == "service_healthy"
-    )  # fmt: skip
 
 
 def _normalize(node: Any, variables: Variables | None, depth: int = 0) -> Any:
@@ -505,9 +439,11 @@ def _name_model(command: ServerCommand, model: str) -> ServerCommand:
     options = get_cli_options(command.engine, load_flag_lists(command.engine).versions[-1])
     parsed = options.parse(command.argv)
     is_named = parsed.positional or {"model", "model_path"} & {*parsed.values}
-    if is_named or not model or not command.subcommand or command.unread:
+    if is_named or not model or command.unread:
         return command
-    return replace(command, argv=(model, *command.argv))
+    option = "--model-path" if command.engine == "sglang" else "--model"
+    words = (model,) if command.subcommand else (option, model)
+    return replace(command, argv=(*words, *command.argv))
 
 
 def _join_referenced(
@@ -547,8 +483,9 @@ def _fill_in(words: Iterable[str], environment: Mapping[str, str], place: _Place
 
 
 def _name_gpu(node: YamlMapping, place: _Place) -> str:
-    """Return the GPU, or the slice of it, that the file names for a container."""
-    return name_slice(place.gpu, get_nested(node, "resources", "limits") or {})
+    """Return the GPU that the file names for a container; empty for a slice of it."""
+    limits = get_nested(node, "resources", "limits")
+    return "" if "/mig-" in str(limits) else place.gpu
 
 
 def _read_image_name(node: YamlMapping) -> str:
@@ -583,7 +520,6 @@ class _NamedOptions:
 
     known: tuple[tuple[str, object], ...]
     specific: tuple[tuple[str, object], ...]  # of the known, what says how a model is served
-    unknown: tuple[tuple[str, object], ...]  # spelled as options are, and of no version
     others: tuple[str, ...]  # keys that are no options
     is_file: bool  # a file of options and nothing else
 
@@ -592,34 +528,31 @@ def _read_named_options(holder: YamlMapping, engine: str) -> _NamedOptions:
     """Read a mapping as options by their names, such as max-model-len, max_model_len or maxModelLen."""
     options, forms = get_cli_options(engine, load_flag_lists(engine).versions[-1]), load_forms()
     served = {*load_argument_names(engine).arguments}
-    known, specific, unknown, others = ([], [], [], [])
-    num_exact = 0
-    for key, value in holder.items():
-        name = f"--{_convert_camel_case(str(key))}"
-        matches = options.find_spellings(name)
-        if not _is_scalar(value) or _COMMAND_KEY.search(str(key)):
-            continue
-        num_exact += len(matches) == 1
-        is_own = key in forms.own_keys or key in forms.model_keys
-        if matches:
-            known.append((name, value, is_own))
-            argument = options[matches[0]].argument
-            is_specific = argument in served or argument.endswith("parallel_size")
-            specific += [(name, value)] if is_specific else []
-        elif re.search("[a-z][-_]", str(key)):
-            unknown.append((name, value))
-        elif not (
-            is_own or isinstance(value, list) or str(value).startswith("hf://")
-        ) and key not in (*forms.reference_keys, *forms.engine_keys, *forms.gpu_keys):
-            others.append(str(key))
-    is_file = (
-        len(holder) > 1
-        and num_exact >= 0.6 * len(holder)
-        and bool(specific)
-        and all(map(_is_scalar, holder.values()))
+    spelled = {
+        key: f"--{_convert_camel_case(key)}" for key, value in holder.items()
+        if _is_scalar(value) and not _COMMAND_KEY.search(key)
+    }  # fmt: skip
+    matches = {key: options.find_spellings(name) for key, name in spelled.items()}
+    found = {key: options[names[0]].argument for key, names in matches.items() if names}
+    own = {*forms.own_keys, *forms.model_keys}
+    theirs = {*own, *forms.reference_keys, *forms.engine_keys, *forms.gpu_keys}
+    sizes = [
+        key for key, name in found.items()
+        if key not in theirs and (name in served or name.endswith("parallel_size"))
+    ]  # fmt: skip
+    is_file = len(spelled) == len(holder) > 1 and len(found) >= 0.6 * len(holder) and bool(sizes)
+    taken = [
+        key for key in spelled
+        if (is_file or key not in own) and (key in found or re.search("[a-z][-_]", key))
+    ]  # fmt: skip
+    others = (
+        key for key in spelled.keys() - {*taken} - theirs
+        if not isinstance(holder[key], list) and not str(holder[key]).startswith("hf://")
+    )  # fmt: skip
+    known, specific = (
+        tuple((spelled[key], holder[key]) for key in keys) for keys in (taken, sizes)
     )
-    pairs = tuple((name, value) for name, value, is_own in known if is_file or not is_own)
-    return _NamedOptions(pairs, tuple(specific), tuple(unknown), tuple(others), is_file)
+    return _NamedOptions(known, specific, tuple(sorted(others)), is_file)
 
 
 def _convert_camel_case(name: str) -> str:
@@ -677,15 +610,14 @@ def _parse_environment(value: object) -> dict[str, str]:
     """Return an environment given as a mapping, or as a list of NAME=value or name and value."""
     if isinstance(value, Mapping):
         value = [{"name": name, "value": content} for name, content in value.items()]
-    environment = {}
+    environment = dict[str, str]()
     for entry in list_items(value):
-        if isinstance(entry, Mapping) and "name" in entry:
-            name = str(entry["name"])
-            content = entry.get("value", f"${{{name}}}")
-            environment[name] = "" if content is None else _format_scalar(content)
-        elif isinstance(entry, str):
-            name, equals, content = entry.partition("=")
-            environment[name] = content if equals else f"${{{name}}}"
+        name, equals, content = str(entry).partition("=")
+        given = content if equals else None
+        if isinstance(entry, Mapping):
+            name, given = str(entry.get("name")), entry.get("value", f"${{{entry.get('name')}}}")
+            given = "" if given is None else _format_scalar(given)
+        environment[name] = f"${{{name}}}" if given is None else given
     return environment
 
 

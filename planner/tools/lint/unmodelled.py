@@ -1,6 +1,5 @@
 """Find what of a command no model knows: options, processors and servers of other kinds."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
@@ -56,21 +55,17 @@ def find_unmodelled_options(
     command, generation = checked.command, str(int(deployment.gpu.compute_capability or 0))
     is_mla = deployment.model.architecture.is_mla
     for entry, name, value in _list_given(checked, [generation, f"{generation} mla" * is_mla]):
-        argument = name.partition(".")[0]
-        flag = f"--{argument.replace('_', '-')}"
-        kind, named, written = (
-            ("environment", name, f"{name}={command.shown.show_variable(name, value)}")
-            if name.isupper()
-            else ("setting", name, f"{name}: {value}")
-            if argument in command.config
-            else (
-                "flag",
-                flag,
-                f"--{name.replace('_', '-')} {command.shown.show_word(flag, value)}",
-            )
-        )
         why = f"not modelled: it changes {entry.changes}"
-        yield LintFinding(kind, named, written, "unread", why)  # type: ignore[arg-type]
+        flag = f"--{name.replace('_', '-')}"
+        if name.isupper():
+            shown = command.shown.show_variable(name, value)
+            yield LintFinding("environment", name, f"{name}={shown}", "unread", why)
+        elif name.partition(".")[0] in command.config:
+            yield LintFinding("setting", name, f"{name}: {value}", "unread", why)
+        else:
+            named = flag.partition(".")[0]
+            written = f"{flag} {command.shown.show_word(named, value)}"
+            yield LintFinding("flag", named, written, "unread", why)
 
 
 def explain_unmodelled_server(checked: CheckedCommand) -> str:
@@ -79,8 +74,6 @@ def explain_unmodelled_server(checked: CheckedCommand) -> str:
     unchecked = "memory, latencies and throughput are not checked"
     if device in load_other_processors() or (command.setup and not command.setup.takes_gpus):
         return f"it serves on processors that are not modelled here: {unchecked}"
-    if re.search(r" --omni\b", command.launched):
-        return f"vLLM-Omni serves a model in stages, which are not modelled here: {unchecked}"
     sized = [(name, entry.changes) for entry, name, _ in _list_given(checked, ()) if entry.sizes]
     if sized:
         return f"{sized[0][0]} is not modelled here: it changes {sized[0][1]}"

@@ -114,39 +114,24 @@ def _find_words(words: ValueWords, argument: str, value: object) -> Iterator[tup
             continue
         if not key and isinstance(value, str):
             yield value.lower(), ""
-        elif key:
-            for word in _find_key(value, key, words.unless):
-                if not is_unresolved(word):
-                    yield word, json.dumps({key: word})
-
-
-def _find_key(value: object, key: str, unless: str) -> Iterator[str]:
-    """Yield the texts under a key anywhere in JSON, but for mappings with the key `unless`."""
-    if isinstance(value, Mapping) and isinstance(word := value.get(key), str):
-        yield from () if value.get(unless) else (word,)
-    inner = (
-        value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    )
-    for one in inner:
-        yield from _find_key(one, key, unless)
+        given = value if key and isinstance(value, Mapping) else {}
+        word = given.get(key)
+        if isinstance(word, str) and not is_unresolved(word) and not given.get(words.unless):
+            yield word, json.dumps({key: word})
 
 
 def _check_word(
     words: ValueWords, value: str, name: str, written: str, engine: str, version: Version
 ) -> Iterator[LintFinding]:
     """Yield the finding about a word that its version does not know, or may not know any more."""
-    listed = {Version.parse(listed): text.split() for listed, text in words.listed.items()}
+    listed = {Version.parse(release): text.split() for release, text in words.listed.items()}
     having = [one for one in listed if any(fnmatchcase(value, pattern) for pattern in listed[one])]
     earlier = [v for v in listed if v <= version]
-    if not earlier:
-        if "." in words.arguments[0]:  # of the others the parser of that version has a list
-            why = (
-                f"not checked: the {words.say}s of {engine} are listed from {next(iter(listed))} on"
-            )
-            yield LintFinding("flag", name, written, "ok", why)
-        return
+    if not earlier and "." in words.arguments[0]:  # of others the parser of that version has a list
+        why = f"not checked: the {words.say}s of {engine} are listed from {min(listed)} on"
+        yield LintFinding("flag", name, written, "ok", why)
     is_between = version not in listed and version < max(listed)
-    if is_between and value in words.between.split():
+    if not earlier or (is_between and value in words.between.split()):
         return
     finding, hint = LintFinding("flag", name, written, "ok"), words.hints.get(value, "")
     if judged := judge_presence(finding, having, engine, version, OptionChange(), [*listed]):
