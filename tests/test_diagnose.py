@@ -161,7 +161,7 @@ def found(server: Server, planned: PlannedReplica | None, folder: Path) -> list[
     case = DiagnosisCase(
         measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned
     )
-    return [finding.mode for finding in find_failure_modes(case)]
+    return [finding.mode for finding in find_failure_modes(case.facts)]
 
 
 def test_nine_of_ten_failures_are_named_first(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_full_cache_is_no_lack_of_places(tmp_path: Path) -> None:
         [
             one.mode
             for one in find_failure_modes(
-                DiagnosisCase(replace(page, gauges=gauges | {"kv_usage": full}))
+                DiagnosisCase(replace(page, gauges=gauges | {"kv_usage": full})).facts
             )
         ]
         for full in (0.96, 0.5)
@@ -295,7 +295,7 @@ def test_what_is_neither_queue_nor_prefill_is_the_front_end() -> None:
             told
         )
     in_prefill = spent(ttft=1.017, queue=0.001, prefill=0.95)
-    assert not find_failure_modes(DiagnosisCase(in_prefill))
+    assert not find_failure_modes(DiagnosisCase(in_prefill).facts)
 
 
 def test_a_broken_promise_without_a_known_cause_is_no_health() -> None:
@@ -359,7 +359,9 @@ def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
     modes = [
         [
             one.mode
-            for one in find_failure_modes(DiagnosisCase(replace(page, most_running=most), planned))
+            for one in find_failure_modes(
+                DiagnosisCase(replace(page, most_running=most), planned).facts
+            )
         ]
         for most in (40.0, 70.0)
     ]
@@ -369,7 +371,7 @@ def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
         served, load, (SloTarget("ttft", "p99", 0.001),)
     )  # not borne: the traffic is the cause
     assert (
-        find_failure_modes(DiagnosisCase(replace(page, most_running=40.0), late))[0].mode
+        find_failure_modes(DiagnosisCase(replace(page, most_running=40.0), late).facts)[0].mode
         == "assumption"
     )
 
@@ -410,22 +412,6 @@ def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
     )
 
 
-def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
-    server, planned = played("8B on L40S", "kv_preemption")
-    pages, seconds = server.pages(tmp_path)
-    case = DiagnosisCase(
-        measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned
-    )
-    told = Diagnosis(case, planned)
-    before = case.simulated
-    assert before is not None and before.preemptions > 0.1
-    by_change = {remedy.change.split()[0]: remedy.performance for remedy in told.remedies}
-    assert by_change["max_num_seqs"].preemptions < before.preemptions / 2
-    assert by_change["kv_cache_dtype"].preemptions < before.preemptions
-    assert "The KV cache is full" in str(told) and "in a simulation of this traffic" in str(told)
-    assert json.loads(json.dumps(told.to_json(), allow_nan=False))["verdict"][0] == "kv_preemption"
-
-
 @pytest.mark.parametrize("key", sorted(load_catalog("startup_errors.yaml", ErrorPhrase)))
 def test_every_phrase_matches_the_line_that_it_is_for(key: str) -> None:
     phrase = load_catalog("startup_errors.yaml", ErrorPhrase)[key]
@@ -461,10 +447,13 @@ def test_histograms_keep_their_mean_and_order() -> None:
     lengths = seen.estimate_lengths()
     assert lengths.mean == pytest.approx(160, rel=0.01)
     assert lengths.p50 <= 115 and 300 < lengths.p95 < 600
-    assert seen.bound_fraction_above(150)[0] == 0.2 and seen.find_quantile_bucket(0.5) == (0, 100)
+    assert seen.bound_fraction_above(150) == (0.2, 0.5) and seen.find_quantile_bucket(0.5) == (
+        0,
+        100,
+    )
 
 
-def test_what_misses_a_limit_is_what_the_buckets_and_their_sum_allow() -> None:
+def test_what_misses_a_limit_is_what_the_buckets_allow() -> None:
     """Of any observations, those over any limit lie within the bounds; at an edge they are exact."""
     random = np.random.default_rng(5)
     edges = np.array([0.1, 0.5, 1.0, 5.0, np.inf])
@@ -476,18 +465,13 @@ def test_what_misses_a_limit_is_what_the_buckets_and_their_sum_allow() -> None:
             low, high = seen.bound_fraction_above(limit)
             assert low - 1e-9 <= (seconds > limit).mean() <= high + 1e-9
             assert low == high or limit not in edges
-    # a few very slow ones raise the mean above the limit: 93 of 100 miss it, not all of them
-    seen = MetricsHistogram(np.array([1.0, 60.0, np.inf]), np.array([7.0, 93.0, 0.0]), 900.0, 100.0)
-    assert seen.bound_fraction_above(1.0) == (0.93, 0.93)
 
 
 def test_nothing_is_made_up_within_the_first_bucket() -> None:
     """Queues of 1 ms in a first bucket of 300 ms: interpolated, their p99 would read 297 ms."""
     seen = MetricsHistogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 0.1, 100.0)
-    assert (seen.format_quantile_bounds(0.95), seen.format_quantile_bounds(0.99)) == (
-        "under 300",
-        "300 to 500",
-    )
+    assert seen.find_quantile_bucket(0.95) == (0.0, 0.3)
+    assert seen.find_quantile_bucket(0.99) == (0.3, 0.5)
 
 
 def test_a_target_whose_limit_lies_within_a_bucket_is_left_open() -> None:
@@ -501,8 +485,8 @@ def test_a_target_whose_limit_lies_within_a_bucket_is_left_open() -> None:
     assert "since the server started" in str(Diagnosis(case, case.planned))
     said = [str(reading).partition(": ")[2] for reading in case.slo_readings]
     assert said[:2] == ["met", "met"] and said[2].startswith("unknown")
-    # 3 over 300 ms; were more than 98 over 200 ms, their sum would exceed 20 s
-    assert said[3:] == ["3% to 98% of requests miss it", "the mean is 200 ms"]
+    # 3 over 300 ms, and nobody knows how many of the others over 200 ms
+    assert said[3:] == ["3% to 100% of requests miss it", "the mean is 200 ms"]
 
 
 def test_a_quantile_above_an_edge_misses_a_limit_on_the_edge() -> None:
@@ -510,9 +494,8 @@ def test_a_quantile_above_an_edge_misses_a_limit_on_the_edge() -> None:
     seen = MetricsHistogram(np.array([1.0, 2.5, np.inf]), np.array([90.0, 10.0, 0.0]), 60.0, 100.0)
     missed, met = (SloReading(SloTarget("ttft", "p95", limit), seen) for limit in (1.0, 2.5))
     assert (missed.status, met.status) == ("violated", "met")
-    assert missed.edge_s == pytest.approx(1.0) and missed.edge_s > 1.0 and met.edge_s == 2.5
-    assert SloReading(SloTarget("ttft", "p95", 2.0), seen).edge_s is None
-    assert SloReading(SloTarget("ttft", "mean", 1.0), seen).edge_s == pytest.approx(0.6)
+    assert SloReading(SloTarget("ttft", "p95", 2.0), seen).status == "unknown"
+    assert SloReading(SloTarget("ttft", "mean", 1.0), seen).bounds == (0.6, 0.6)
 
 
 def test_what_cannot_be_judged_is_one_sentence(

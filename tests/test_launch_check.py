@@ -18,7 +18,7 @@ from planner.memory.memory_plan import get_memory_plan
 from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.planning.scenario import parse_scenario
 from planner.planning.search import search_deployments
-from planner.tools.diagnostics.launch_check import LaunchCheck, check_launch, measure_startup
+from planner.tools.diagnostics.launch_check import LaunchCheck, check_launch
 from planner.ui.cli import main
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -53,10 +53,10 @@ FAULTS = {
     "colder prefix cache": Fault(hit_rate=0.3),
 }
 NAMED = {
-    "60% slower": "times as long as planned in every benchmark",
-    "half the KV cache": "the KV cache has 0.50 times the planned tokens",
-    "another batch size": "max_num_seqs is 6, planned 32",
-    "colder prefix cache": "a colder prefix cache",
+    "60% slower": "The GPU is slower than planned",
+    "half the KV cache": "its KV cache has room for",
+    "another batch size": "not run with the planned settings",
+    "colder prefix cache": "The prefix cache is cold",
 }
 OWN_COEFFICIENTS = {
     "memory": 0.893, "memory_fp4": 0.678, "kv": 1.31, "gemm_bf16": 0.951, "gemm_fp8": 0.868,
@@ -155,7 +155,6 @@ def test_the_planned_server_passes(launches: dict[str, Launch]) -> None:
     assert rows["KV cache"].measured == rows["KV cache"].expected.mid
     assert rows["mean TPOT"].measured == pytest.approx(rows["mean TPOT"].expected.mid, rel=0.02)
     assert rows["mean TTFT"].measured == pytest.approx(rows["mean TTFT"].expected.mid, rel=0.1)
-    assert rows["startup"].status == "NOT MEASURED"
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -164,7 +163,19 @@ def test_a_fault_is_named(name: str, log: bool, launches: dict[str, Launch]) -> 
     check = launches[name].check(log)
     assert check.verdict == "FAIL"
     (deviation,) = check.deviations  # and nothing else is suspected
-    assert NAMED[name] in deviation and deviation in str(check)
+    logged = log and name == "another batch size"
+    assert ("max_num_seqs is 6, planned 32" if logged else NAMED[name]) in deviation
+    assert deviation in str(check)
+
+
+def test_without_pages_what_is_off_is_named(launches: dict[str, Launch]) -> None:
+    for name, off in (
+        ("60% slower", "mean TPOT, bench.json is 1."),
+        ("half the KV cache", "KV cache is 0.50 times"),
+    ):
+        files = launches[name].folder
+        check = check_launch(launches[name].plan, [files / "bench.json"], log=files / "vllm.log")
+        assert check.verdict == "FAIL" and any(off in line for line in check.deviations)
 
 
 def test_the_exit_code_and_the_page_are_the_verdicts(
@@ -194,11 +205,11 @@ def test_live_traffic_alone_is_judged_by_its_pages(name: str, launches: dict[str
     check = check_launch(launch.plan, pages=pages, seconds=launch.bench["duration"])
     rows = {row.name: row for row in check.checks}
     assert rows["mean TPOT, live"].measured == pytest.approx(launch.bench["mean_tpot_ms"], rel=0.02)
-    assert rows["p95 TTFT, bucket edge"].status == "PASS"
+    assert rows["p95 TTFT, live"].status == "PASS"
     if name == "as planned":
-        assert check.verdict == "PASS" and rows["p95 TPOT, bucket edge"].status == "PASS"
+        assert check.verdict == "PASS" and rows["p95 TPOT, live"].status == "PASS"
     else:
-        assert rows["p95 TPOT, bucket edge"].status == "FAIL"
+        assert rows["p95 TPOT, live"].status == "FAIL"
         assert check.verdict == "FAIL" and "GPU is slower" in check.deviations[0]
 
 
@@ -227,7 +238,7 @@ def test_a_plan_with_drafts_is_compared_and_not_fitted(plan: Path, tmp_path: Pat
     other = replace(replica, deployment=replace(replica.deployment, speculation=worse))
     bench = benchmark(other, tmp_path, requests=60)
     (deviation,) = Launch(tmp_path, tmp_path, bench).check().deviations
-    assert "a worse draft" in deviation
+    assert "Drafts are rejected" in deviation
 
 
 @pytest.mark.parametrize(
@@ -255,31 +266,6 @@ def test_the_largest_load_that_a_plan_found_is_the_planned_one(plan: Path, tmp_p
     assert load_planned_replica(tmp_path).rate == 7.5
 
 
-def test_a_slow_server_within_wide_intervals_passes_with_a_remark(
-    launches: dict[str, Launch], plan: Path, tmp_path: Path
-) -> None:
-    """Without a calibration of one's own, a sixth more lies within the intervals."""
-    fields = json.loads((plan / "plan.json").read_text())
-    del fields["question"]["calibration"]
-    fields["service_level"] = [{**slo, "limit_ms": 1000} for slo in fields["service_level"]]
-    (tmp_path / "plan.json").write_text(json.dumps(fields))
-    files = launches["30% slower"].folder
-    check = check_launch(tmp_path, [files / "bench.json"], log=files / "vllm.log")
-    assert "times the expected time" in check.remarks[0] and "headroom calibrate" in str(check)
-    assert not launches["as planned"].check().remarks
-
-
 def test_nothing_to_compare_is_told(plan: Path) -> None:
     with pytest.raises(PlannerError, match="--bench, --metrics or --log"):
         check_launch(plan)
-
-
-def test_the_start_is_measured_by_the_times_of_the_log() -> None:
-    log = (
-        "INFO 11-26 02:00:01 [api_server.py:1] vLLM API server version 0.33.0\n"
-        "INFO 11-26 02:00:40 [gpu_worker.py:2] Available KV cache memory: 20.1 GiB\n"
-        "INFO 11-26 02:01:11 [launcher.py:3] Application startup complete.\n"
-        "INFO 11-26 03:00:00 [loggers.py:4] Running: 1 reqs\n"
-    )
-    assert measure_startup(log) == 70
-    assert measure_startup(log.replace("Application startup complete", "")) is None

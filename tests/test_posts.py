@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -403,7 +404,7 @@ def test_the_time_of_a_tensorrt_llm_step_is_read_unrounded_and_may_be_zero(tmp_p
     assert line.tps == pytest.approx(16 / 0.023459672927856445)
     for text in (OLD_STEP.replace("0.005s", "0.0s"), OLD_STEP.replace("0.005s", "9.5e-07s")):
         (line,) = diagnose_text(text, tmp_path).stat_lines.lines  # type: ignore[union-attr]
-        assert line.tps is None and line.running == 10
+        assert math.isnan(line.tps) and line.running == 10
 
 
 def test_a_full_cache_whose_queue_is_not_told_is_not_judged(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Diagnose one replica: what is wrong, the evidence, the cause, and the effect of each remedy."""
+"""Diagnose one replica: what is wrong, the evidence, the cause, and what helps."""
 
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from planner.core.errors import PlannerError
 from planner.core.readers import read_text
@@ -15,7 +15,6 @@ from planner.engines.argument_names import translate_arguments
 from planner.engines.engine import get_engine
 from planner.engines.failure_modes import FailureMode, load_failure_modes
 from planner.engines.metric_names import get_metric_names
-from planner.latency.performance import Performance
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.memory_remedies import (
     MemoryRemedies,
@@ -26,10 +25,11 @@ from planner.planning.planned_replica import PlannedReplica, load_planned_replic
 from planner.tools.diagnostics.failure_detection import (
     DiagnosisCase,
     DiagnosisFinding,
+    complete_facts,
     find_failure_modes,
+    list_questions,
 )
 from planner.tools.diagnostics.metrics_pages import NoLoadError, measure_replica, read_metrics_page
-from planner.tools.diagnostics.remedies import Remedy, simulate_remedies
 from planner.tools.diagnostics.startup_errors import (
     StartupError,
     find_logged_kv_bytes,
@@ -61,12 +61,21 @@ class Diagnosis:
     not_judged: str = ""  # why the pages, or the log, tell nothing
     logged_engine: str = "vllm"  # that wrote the log
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the pages tell, or else the lines of the log."""
+        source = self.case or self.stat_lines
+        return source.facts if source else {}
+
     @cached_property
     def findings(self) -> list[DiagnosisFinding]:
         """Failure modes that the pages show, the likeliest cause first."""
-        if self.case:
-            return find_failure_modes(self.case)
-        return list(self.stat_lines.find_failure_modes()) if self.stat_lines else []
+        return find_failure_modes(self.facts)
+
+    @property
+    def engine_name(self) -> str:
+        """The engine of the pages, or else of the log."""
+        return self.case.measured.engine if self.case else self.logged_engine
 
     @property
     def modes(self) -> dict[str, FailureMode]:
@@ -74,33 +83,6 @@ class Diagnosis:
         engine = get_engine(self.engine_name)
         names = self.case.measured.names if self.case else get_metric_names(engine)
         return load_failure_modes(names.names, engine.name)
-
-    @property
-    def engine_name(self) -> str:
-        """The engine of the pages, or else of the log."""
-        return self.case.measured.engine if self.case else self.logged_engine
-
-    @cached_property
-    def remedies(self) -> list[Remedy]:
-        """Simulated remedies for the first finding."""
-        return (
-            simulate_remedies(self.case, self.findings[0].mode)
-            if self.case and self.findings
-            else []
-        )
-
-    @property
-    def replica_description(self) -> str:
-        """The planned deployment in a line; empty without a plan."""
-        if self.planned is None:
-            return ""
-        deployment = self.planned.deployment
-        args, pool = deployment.args, get_memory_plan(deployment).pool
-        limits = (
-            f"max_num_seqs {args.max_num_seqs}, max_num_batched_tokens"
-            f" {args.max_num_batched_tokens}"
-        )
-        return f"{deployment}, {limits}, a KV cache of {pool.reported_tokens:,} tokens"
 
     @property
     def memory_remedies(self) -> MemoryRemedies | None:
@@ -113,28 +95,13 @@ class Diagnosis:
     @property
     def questions(self) -> tuple[str, ...]:
         """What these files cannot tell, and what would."""
-        questions = []
-        if self.case is None and self.stat_lines:
-            questions.append("latencies: two /metrics pages, some minutes apart, under load")
-        if self.case and self.case.measured.since_start:
-            questions.append("what happens now: a second page some minutes later, under load")
-        if self.case and "kv_usage" not in self.case.measured.gauges:
-            questions.append(
-                "how full the KV cache is, and how many run and wait: a page saved while requests run"
-                if self.case.measured.is_idle
-                else "whether the KV cache is full: the whole page, or the log's periodic lines"
-            )
-        if self.planned is None and has_memory_error(self.errors):
-            questions.append(
-                "which change frees enough memory: --plan, or headroom explain-log with --gpu"
-            )
-        if self.planned is None and self.findings:
-            questions.append("what each remedy would change: --plan, a scenario or plan.json")
-        if self.case is None and self.stat_lines is None and not self.errors:
-            questions.append(
-                "how it serves: /metrics pages under load, or the log's periodic lines"
-            )
-        return tuple(questions)
+        known = {
+            "has_plan": self.planned is not None,
+            "found": bool(self.findings),
+            "has_errors": bool(self.errors),
+            "lacks_memory": has_memory_error(self.errors),
+        }
+        return tuple(list_questions({**self.facts, **known}))
 
     @property
     def exit_code(self) -> int:
@@ -151,59 +118,36 @@ class Diagnosis:
             "tools/diagnostics",
             "diagnosis",
             diagnosis=self,
+            facts=complete_facts(self.facts),
             modes=self.modes,
             translate=partial(translate_arguments, engine=self.engine_name),
-            before=self.case and self.case.simulated,
             memory=self.planned and get_memory_plan(self.planned.deployment),
         ).strip("\n")
 
     def to_json(self) -> dict[str, object]:
         """Return the diagnosis for `--json`."""
-        simulated = self.case.simulated if self.case else None
+        translate = partial(translate_arguments, engine=self.engine_name)
+        kinds = [error.key for error in self.errors] + [one.mode for one in self.findings]
         return {
-            "verdict": [
-                *(error.key for error in self.errors),
-                *(finding.mode for finding in self.findings),
-            ]
-            or ["not_judged" if self.not_judged else "healthy"],
+            "verdict": kinds or ["not_judged" if self.not_judged else "healthy"],
             "findings": [
-                {
-                    "mode": finding.mode,
-                    "evidence": [
-                        translate_arguments(s, self.engine_name) for s in finding.evidence
-                    ],
-                }
-                for finding in self.findings
+                {"mode": one.mode, "evidence": [translate(line) for line in one.evidence]}
+                for one in self.findings
             ],
             "not_told": list(self.questions),
-            "held_against": self.replica_description or None,
+            "held_against": self.planned and str(self.planned.deployment),
             "errors": [
                 {
                     "error": error.key,
                     "mode": error.phrase.mode,
                     "figures": dict(error.figures),
                     "line": error.line,
-                    "remedy": translate_arguments(error.remedy, self.engine_name),
+                    "remedy": translate(error.remedy),
                 }
                 for error in self.errors
             ],
             "memory_remedies": remedies.to_json() if (remedies := self.memory_remedies) else None,
-            "as_it_is": _serialize_performance(simulated) if simulated else None,
-            "remedies": [
-                {"change": remedy.change, **_serialize_performance(remedy.performance)}
-                for remedy in self.remedies
-            ],
         }
-
-
-def _serialize_performance(performance: Performance) -> dict[str, float | None]:
-    values = {
-        "ttft_p95_ms": performance.get("ttft", "p95").mid * 1e3,
-        "tpot_p95_ms": performance.get("tpot", "p95").mid * 1e3,
-        "preemptions_per_request": performance.preemptions,
-        "kv_usage_p99": performance.kv_usage_p99,
-    }
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def diagnose(

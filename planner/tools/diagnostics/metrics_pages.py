@@ -4,6 +4,7 @@ One page covers the time since the server's start, two pages the time in between
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,9 +46,8 @@ class MetricsPage:
     def engine(self) -> str:
         """The engine by the names of its metrics; raise `PlannerError` if they are of none."""
         for name in self.samples:
-            for prefix, engine in METRIC_PREFIXES.items():
-                if name.startswith(prefix):
-                    return engine
+            if engine := METRIC_PREFIXES.get(name.partition(":")[0] + ":"):
+                return engine
         raise PlannerError(f"{self.where} has no metrics of vLLM or SGLang (vllm:..., sglang:...)")
 
     def sum_series(self, name: str | None, **labels: str) -> float | None:
@@ -72,7 +72,10 @@ class MetricsPage:
 
 
 def read_metrics_page(location: str | Path) -> MetricsPage:
-    """Read a page from a file or an HTTP address; raise `PlannerError` for anything else."""
+    """Read a page from a file or an HTTP address; raise `PlannerError` for anything else.
+
+    Names may begin with `vllm_`, and those of counters may lack `_total`.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     if str(location).startswith(("http://", "https://")):
@@ -85,15 +88,15 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                name = re.sub("^(vllm|sglang)_", r"\1:", sample.name)
                 edge, value = float(sample.labels.get("le", 0)), abs(float(sample.value))
-                if sample.name.startswith(tuple(METRIC_PREFIXES)) and (
-                    math.isnan(edge) or not value < MAX_METRIC_VALUE
-                ):
+                is_number = not math.isnan(edge) and value < MAX_METRIC_VALUE
+                if name.startswith(tuple(METRIC_PREFIXES)) and not is_number:
                     raise PlannerError(
-                        f"{location} is not a /metrics page: {sample.name} is {sample.value:g}; a"
+                        f"{location} is not a /metrics page: {name} is {sample.value:g}; a"
                         f" finite number below {MAX_METRIC_VALUE:g} is needed"
                     )
-                samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+                samples.setdefault(name, []).append((sample.labels, float(sample.value)))
     except PlannerError:
         raise
     except (ValueError, KeyError, IndexError, OverflowError):
@@ -101,7 +104,8 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
         raise PlannerError(
             f"{location} is not a /metrics page: a line is not of the form NAME{{LABELS}} NUMBER"
         ) from None
-    return MetricsPage(samples, taken_at_s, str(location))
+    totals = {f"{name}_total": series for name, series in samples.items()}
+    return MetricsPage({**totals, **samples}, taken_at_s, str(location))
 
 
 @dataclass(frozen=True)
@@ -118,17 +122,6 @@ class MetricsHistogram:
         """Mean of all observations."""
         return self.total / self.count
 
-    def format_quantile_bounds(self, q: float) -> str:
-        """Return the bucket of a quantile in words, in ms."""
-        low, high = (f"{edge * 1e3:,.0f}" for edge in self.find_quantile_bucket(q))
-        return (
-            f"under {high}"
-            if low == "0"
-            else f"over {low}"
-            if high == "inf"
-            else f"{low} to {high}"
-        )
-
     def find_quantile_bucket(self, q: float) -> tuple[float, float]:
         """Return the edges of the bucket of a quantile, which can be anywhere between them."""
         k = int(np.searchsorted(np.cumsum(self.counts) / self.counts.sum(), q))
@@ -137,22 +130,16 @@ class MetricsHistogram:
     def bound_fraction_above(self, limit: float) -> tuple[float, float]:
         """Return the least and the largest fraction of observations above a limit.
 
-        Only the bucket around the limit is uncertain; the sum of all observations narrows it.
+        They differ by the bucket around the limit; the sum of all observations may need some above.
         """
-        k = int(np.searchsorted(self.edges, limit))
-        above, inside = float(self.counts[k + 1 :].sum()), float(self.counts[k])
-        lower, used = np.concatenate(([0.0], self.edges[:-1])), self.counts > 0
-        least, most = 0.0, inside
-        if not inside or self.edges[k] == limit:
-            most = 0.0
-        else:
-            upper = np.where(np.arange(len(lower)) == k, limit, self.edges)[used]
-            if math.isfinite(longest := float((self.counts[used] * upper).sum())):
-                least = (self.total - longest) / float(self.edges[k] - limit)
-            shortest = float((self.counts * lower).sum())
-            most = min(most, (self.total - shortest) / (limit - float(lower[k])))
-        least = min(max(least, 0.0), most)
-        return (above + least) / self.counts.sum(), (above + most) / self.counts.sum()
+        k, count = int(np.searchsorted(self.edges, limit)), self.counts.sum()
+        above = float(self.counts[k + 1 :].sum() / count)
+        inside = float(self.counts[k] / count) * bool(self.edges[k] != limit)
+        used = self.counts > 0
+        longest = np.where(np.arange(len(used)) == k, limit, self.edges)[used] @ self.counts[used]
+        excess = self.total - float(longest)
+        least = excess / count / (self.edges[k] - limit) if inside and excess > 0 else 0.0
+        return above + min(float(least), inside), above + inside
 
     def estimate_lengths(self, max_tokens: float = math.inf) -> LengthDistribution:
         """Return the distribution of tokens with this histogram's buckets and mean.
@@ -175,7 +162,7 @@ class NoLoadError(PlannerError):
 
 @dataclass(frozen=True)
 class ReplicaMetrics:
-    """Metrics of one replica; None for those that its pages do not report."""
+    """Metrics of one replica; NaN for what its pages do not report."""
 
     engine: str
     names: EngineMetricNames
@@ -185,16 +172,16 @@ class ReplicaMetrics:
     gauges: Mapping[str, float] = field(default_factory=dict)  # by role, mean of the pages
     counters: Mapping[str, float] = field(default_factory=dict)  # by role, their growth
     in_flight_grew: float = 0.0  # requests, from the first page to the last
-    deferred: float | None = None  # requests that wait for something else than KV cache or slots
-    cpu: float | None = None  # CPU seconds per second of the server's process
+    deferred: float = math.nan  # requests that wait for something else than KV cache or slots
+    cpu: float = math.nan  # CPU seconds per second of the server's process
     since_start: bool = False  # of the server, by one page
     most_running: float = 0.0  # requests at once, on either page
-    pool: float | None = None  # tokens in the KV cache of one engine
+    pool: float = math.nan  # tokens in the KV cache of one engine
     num_idle_pages: int = 0  # on which nothing runs or waits; they have no part in `gauges`
 
-    def get_mean(self, role: str) -> float | None:
-        """Return the mean of a histogram; None if it is not reported."""
-        return self.histograms[role].mean if role in self.histograms else None
+    def get_mean(self, role: str) -> float:
+        """Return the mean of a histogram."""
+        return self.histograms[role].mean if role in self.histograms else math.nan
 
     @property
     def is_idle(self) -> bool:
@@ -202,71 +189,57 @@ class ReplicaMetrics:
         return self.num_idle_pages == (1 if self.since_start else 2)
 
     @property
-    def arrival_rps(self) -> float | None:
-        """Requests/s that arrive: those answered, and the growth of those in flight; None if unknown."""
-        return self.arrived / self.seconds if self.seconds and self.arrived > 0 else None
-
-    @property
     def arrived(self) -> float:
-        """Requests that arrived; none while a queue only drains."""
+        """Requests that arrived: those answered, and the growth of those in flight."""
         return max(self.requests + self.in_flight_grew, 0.0)
 
-    def compute_ratio(self, part: str, whole: str) -> float | None:
-        """Return one counter over another; None if either is unknown or `whole` is zero."""
-        counted = self.counters.get(whole)
-        return self.counters[part] / counted if part in self.counters and counted else None
+    @property
+    def arrival_rps(self) -> float:
+        """Requests/s that arrive; 0 if that is not known, or while a queue only drains."""
+        return self.arrived / self.seconds if self.seconds else 0.0
+
+    def compute_ratio(self, part: str, whole: str) -> float:
+        """Return one counter over another."""
+        return self.counters.get(part, math.nan) / (self.counters.get(whole) or math.nan)
 
     @property
-    def preemptions(self) -> float | None:
+    def preemptions(self) -> float:
         """Preemptions per request."""
-        counted = self.counters.get("preemptions")
-        return None if counted is None or not self.requests else counted / self.requests
+        return self.counters.get("preemptions", math.nan) / (self.requests or math.nan)
 
-    @property
-    def prefix_hit_fraction(self) -> float | None:
-        """The fraction of prompt tokens from the prefix cache."""
-        return self.compute_ratio("prefix_hits", "prefix_queries")
-
-    @property
-    def acceptance_fraction(self) -> float | None:
-        """The fraction of drafted tokens that was accepted."""
-        return self.compute_ratio("accepted", "drafted")
-
-    def get_mean_tokens(self, side: RequestSide) -> float | None:
+    def get_mean_tokens(self, side: RequestSide) -> float:
         """Return the mean tokens of a prompt or output, by the histogram, else by the counter."""
         role, counter = LENGTH_METRICS[side]
         if role in self.histograms:
             return self.histograms[role].mean
-        counted = self.counters.get(counter)
-        return max(counted / self.requests, 1.0) if counted and self.requests else None
-
-    def estimate_lengths(
-        self, side: RequestSide, max_tokens: float = math.inf
-    ) -> LengthDistribution | None:
-        """Return the lengths of prompts or outputs, by the histogram, else by public traces."""
-        if histogram := self.histograms.get(LENGTH_METRICS[side][0]):
-            return histogram.estimate_lengths(max_tokens)
-        limit = max_tokens if math.isfinite(max_tokens) else None
-        mean = self.get_mean_tokens(side)
-        return LengthDistribution.from_public_traces(mean, side, limit) if mean else None
+        counted = self.counters.get(counter) or math.nan
+        return max(counted / (self.requests or math.nan), 1.0)
 
     def estimate_workload(self, max_tokens: float = math.inf) -> Workload | None:
         """Return the measured traffic; None if the rate or the lengths are not reported.
 
         A prompt and its output together have at most `max_tokens`; each is limited by what the mean
-        of the other leaves of them.
+        of the other leaves of them. Without a histogram lengths are those of public traces.
         """
-        mean_prompt = self.get_mean_tokens("prompt") or 0.0
-        mean_output = self.get_mean_tokens("output") or 0.0
-        prompt = self.estimate_lengths("prompt", max(max_tokens - mean_output, mean_prompt))
-        output = self.estimate_lengths("output", max(max_tokens - mean_prompt, mean_output))
-        if prompt is None or output is None or not self.arrival_rps:
+        means = {side: self.get_mean_tokens(side) for side in LENGTH_METRICS}
+        if not (self.arrival_rps and sum(means.values()) > 0):
             return None
+        lengths = {}
+        for side, mean in means.items():
+            most = max(max_tokens - sum(means.values()) + mean, mean)
+            histogram = self.histograms.get(LENGTH_METRICS[side][0])
+            limit = most if math.isfinite(most) else None
+            lengths[side] = (
+                histogram.estimate_lengths(most)
+                if histogram
+                else LengthDistribution.from_public_traces(mean, side, limit)
+            )
+        hits = self.compute_ratio("prefix_hits", "prefix_queries")
         return Workload(
-            prompt,
-            output,
+            lengths["prompt"],
+            lengths["output"],
             rate=self.arrival_rps,
-            prefix_hit_rate=min(self.prefix_hit_fraction or 0.0, 1.0),
+            prefix_hit_rate=min(hits, 1.0) if hits > 0 else 0.0,
         )
 
 
@@ -280,8 +253,13 @@ COUNTER_ROLES = (
     "prefix_hits",
 )
 HISTOGRAM_ROLES = (
-    *("ttft", "itl", "tpot", "e2e", "queue", "prefill", "decode"),
-    *("prompt_lengths", "output_lengths", "step_tokens"),
+    "ttft",
+    "itl",
+    "tpot",
+    "e2e",
+    "queue",
+    "prefill",
+    *(r for r, _ in LENGTH_METRICS.values()),
 )
 MIN_FILE_AGE_GAP_S = 5.0
 """Files with less time between them were copied together, so their times say nothing."""
@@ -302,34 +280,30 @@ def measure_replica(
             f"the seconds between two pages must be from 0.001 to 1e9, got {seconds:g}"
         )
     after = pages[-1]
-    names = match_metric_names(after.engine, version, after.samples)
-    before = _select_earlier_page(pages, names)
+    metrics = match_metric_names(after.engine, version, after.samples)
+    names = metrics.names
+    before = _select_earlier_page(pages, names.get("success"))
 
-    def compute_growth(name: str | None) -> float | None:
+    def compute_growth(name: str | None) -> float:
         now, then = after.sum_series(name), before.sum_series(name) if before else None
-        return None if now is None else max(now - (then or 0.0), 0.0)
+        return math.nan if now is None else max(now - (then or 0.0), 0.0)
 
-    answered_metrics = [
-        names.names.get("success"),
-        *(f"{names.names[r]}_count" for r in ("e2e", "ttft")),
+    growths = map(
+        compute_growth, (names.get("success"), *(f"{names[r]}_count" for r in ("e2e", "ttft")))
+    )
+    requests = next((growth for growth in growths if growth >= 0), 0.0)
+    used = [page for page in (before, after) if page]
+    in_flight = [[page.sum_series(names[role]) for role in ("running", "waiting")] for page in used]
+    busy = [
+        page
+        for page, counts in zip(used, in_flight, strict=True)
+        if counts[0] is None or any(counts)
     ]
-    growths = (compute_growth(name) for name in answered_metrics)
-    requests = next((growth for growth in growths if growth is not None), 0.0)
-    used_pages = [page for page in (before, after) if page]
-    in_flight = [
-        [page.sum_series(names.names[role]) for role in ("running", "waiting")]
-        for page in used_pages
-    ]
-    is_idle = [counts[0] is not None and not any(counts) for counts in in_flight]
-    means = {
-        role: _compute_mean(
-            page.sum_series(names.names[role])
-            for page, idle in zip(used_pages, is_idle, strict=True)
-            if not idle
-        )
+    gauges = {
+        role: mean
         for role in GAUGE_ROLES
+        if (mean := _compute_mean(page.sum_series(names[role]) for page in busy)) >= 0
     }
-    gauges = {role: mean for role, mean in means.items() if mean is not None}
     if not (requests or gauges.get("running") or gauges.get("waiting")):
         raise NoLoadError(
             f"{after.where}: no request was answered in this time and none is in flight, so there is"
@@ -339,69 +313,63 @@ def measure_replica(
     if not seconds and started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S:
         seconds = after.taken_at_s - started
     totals = [sum(filter(None, counts)) for counts in in_flight]
-    cpu = compute_growth("process_cpu_seconds_total")
-    engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
     if "kv_usage" in gauges:
-        gauges["kv_usage"] /= engines
+        gauges["kv_usage"] /= max(len(after.samples.get(names["running"] or "", ())), 1)
     histograms = {
-        role: _subtract_histograms(before, after, names.names[role]) for role in HISTOGRAM_ROLES
+        role: _subtract_histograms(before, after, names.get(role)) for role in HISTOGRAM_ROLES
     }
-    counters = {role: compute_growth(names.names[role]) for role in COUNTER_ROLES}
+    counters = {role: compute_growth(names.get(role)) for role in COUNTER_ROLES}
+    sizes = (
+        [labels.get(name, "") for name in ("num_gpu_blocks", "block_size")]
+        for labels, _ in after.samples.get(names.get("cache_config") or "", ())
+    )
     return ReplicaMetrics(
         engine=after.engine,
-        names=names,
+        names=metrics,
         seconds=seconds,
         requests=requests,
         histograms={role: histogram for role, histogram in histograms.items() if histogram},
         gauges=gauges,
-        counters={role: value for role, value in counters.items() if value is not None},
-        in_flight_grew=totals[-1] - totals[0] if before else totals[-1],
+        counters={role: value for role, value in counters.items() if value >= 0},
+        in_flight_grew=totals[-1] - (totals[0] if before else 0.0),
         deferred=_compute_mean(
-            page.sum_series(names.names["waiting_by_reason"], reason="deferred")
-            for page in used_pages
+            page.sum_series(names.get("waiting_by_reason"), reason="deferred") for page in used
         ),
-        cpu=cpu / seconds if cpu is not None and seconds else None,
+        cpu=compute_growth("process_cpu_seconds_total") / (seconds or math.nan),
         since_start=before is None,
-        most_running=max(page.sum_series(names.names["running"]) or 0.0 for page in used_pages),
+        most_running=max(page.sum_series(names["running"]) or 0.0 for page in used),
         pool=min(
-            (
-                float(blocks) * float(size)
-                for labels, _ in after.samples.get(names.names.get("cache_config") or "", ())
-                if (blocks := labels.get("num_gpu_blocks", "")).isdecimal()
-                and (size := labels.get("block_size", "")).isdecimal()
-            ),
-            default=None,  # tokens of the smallest engine
+            (math.prod(map(float, pair)) for pair in sizes if all(map(str.isdecimal, pair))),
+            default=math.nan,  # tokens of the smallest engine
         ),
-        num_idle_pages=sum(is_idle),
+        num_idle_pages=len(used) - len(busy),
     )
 
 
-def _select_earlier_page(
-    pages: Sequence[MetricsPage], names: EngineMetricNames
-) -> MetricsPage | None:
+def _select_earlier_page(pages: Sequence[MetricsPage], success: str | None) -> MetricsPage | None:
     """Select the page from which the counters grew; None if they grew since the server's start."""
     if len(pages) > 2:
         raise PlannerError(
             f"one page, or two of the same replica, the earlier first; got {len(pages)}"
         )
-    after = pages[-1]
-    answered = [page.sum_series(names.names.get("success")) or 0.0 for page in pages]
+    first, after = pages[0], pages[-1]
+    answered = [page.sum_series(success) or 0.0 for page in pages]
+    if len(pages) == 2 and answered[0] <= answered[1]:
+        return first
     # fewer answered requests on the later page: the server was restarted in between
-    before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None
-    then, now = (page.sum_series("process_start_time_seconds") for page in (pages[0], after))
-    is_restarted = now is not None and then is not None and now > then
-    if len(pages) == 2 and before is None and not is_restarted:
+    then, now = (page.sum_series("process_start_time_seconds") or 0.0 for page in (first, after))
+    if len(pages) == 2 and not now > then > 0:
         raise PlannerError(
-            f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it"
+            f"the earlier page comes first: {after.where} was saved before {first.where}, for it"
             " had answered fewer requests; of a server started anew in between, give the later"
             " page alone"
         )
-    return before
+    return None
 
 
-def _compute_mean(values: Iterable[float | None]) -> float | None:
+def _compute_mean(values: Iterable[float | None]) -> float:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return sum(known) / len(known) if known else math.nan
 
 
 def _subtract_histograms(
@@ -413,13 +381,11 @@ def _subtract_histograms(
         return None
     reached = np.array([value - then.get(edge, 0.0) for edge, value in now.items()])
     counts = np.maximum(np.diff(reached, prepend=0.0), 0.0)
-    total = (after.sum_series(f"{name}_sum") or 0.0) - (
-        (before.sum_series(f"{name}_sum") or 0.0) if before else 0.0
-    )
+    earlier = before.sum_series(f"{name}_sum") if before else 0.0
+    total = (after.sum_series(f"{name}_sum") or 0.0) - (earlier or 0.0)
+    is_observed = counts.sum() >= 1 and total > 0
     return (
-        MetricsHistogram(np.array(list(now)), counts, total, counts.sum())
-        if counts.sum() >= 1 and total > 0
-        else None
+        MetricsHistogram(np.array(list(now)), counts, total, counts.sum()) if is_observed else None
     )
 
 
@@ -449,12 +415,10 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         )
         measured = metrics.estimate_workload()
         if measured is None:
-            missing = "does not say lengths of prompts or answers"
-            if not metrics.seconds:
-                missing = "does not say the time between the pages: add --seconds"
-            elif not metrics.arrived:
-                missing = "shows a queue that drains: no request arrived between the pages"
-            raise PlannerError(f"{sources[-1]} {missing}")
+            raise PlannerError(
+                f"{sources[-1]} states no rate or no lengths: two pages under load, some minutes apart,"
+                " would; add --seconds if their files do not tell the time between them"
+            )
         load = measured
         how = "two pages" if len(sources) == 2 else "one page, since the server's start"
         text = (

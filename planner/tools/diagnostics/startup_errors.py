@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from planner.core.catalog import StrictEntry, load_catalog
 from planner.core.errors import PlannerError
@@ -51,13 +52,11 @@ class FailedStartError(PlannerError):
         """Keep the log's last error, what is known of all, and why nothing was compared."""
         known = [f"{error.phrase.title}. {error.remedy}" for error in errors]
         super().__init__("; ".join([reason, *(f"it ended so: {each}" for each in known or [line])]))
-        shortage = find_memory_shortage(errors)
-        self.lines = [
-            f"The log ends with: {line}",
-            *known,
-            *([f"{shortage}, beside what the engine holds already"] if shortage else []),
-            f"Not compared with a plan: {reason}",
-        ]
+        if shortage := find_memory_shortage(errors):
+            missing = format_number(shortage.missing / GIB, 1)
+            known.append(f"{missing} GiB short, beside what the engine holds already")
+        ended, not_compared = f"The log ends with: {line}", f"Not compared with a plan: {reason}"
+        self.lines = [ended, *known, not_compared]
 
 
 @dataclass(frozen=True)
@@ -66,23 +65,17 @@ class MemoryShortage:
 
     missing: float
     total: float
-    allocated: float | None  # by PyTorch
-
-    def __str__(self) -> str:
-        return f"{format_number(self.missing / GIB, 1)} GiB short"
+    allocated: float  # by PyTorch; 0 if that is not stated
 
 
 def find_memory_shortage(errors: Iterable[StartupError]) -> MemoryShortage | None:
     """Find by how much an allocation failed; None if no error states it."""
     for error in errors:
-        sizes = {
-            name: size
-            for name in ("asked", "free", "total", "allocated")
-            if (size := parse_bytes(error.figures.get(name, "").replace(" ", ""))) is not None
-        }
-        if {"asked", "free", "total"} <= set(sizes) and sizes["asked"] > sizes["free"]:
-            missing = sizes["asked"] - sizes["free"]
-            return MemoryShortage(missing, sizes["total"], sizes.get("allocated"))
+        names = ("asked", "free", "total", "allocated")
+        stated = (parse_bytes(error.figures.get(name, "").replace(" ", "")) for name in names)
+        asked, free, total, allocated = (size or 0.0 for size in stated)
+        if asked > free and free and total:
+            return MemoryShortage(asked - free, total, allocated)
     return None
 
 
@@ -98,33 +91,30 @@ def find_logged_kv_bytes(
     errors: Iterable[StartupError], logged: float | None = None
 ) -> float | None:
     """Return the bytes available to the KV cache as the errors, or else a line, state them."""
-    available = (error.figures.get("available_gib") for error in errors)
-    gib = next(filter(None, available), None)
-    return logged if gib is None else float(gib) * GIB
+    stated = filter(None, (error.figures.get("available_gib") for error in errors))
+    return next((float(gib) * GIB for gib in stated), logged)
 
 
 def find_startup_errors(text: str) -> list[StartupError]:
-    """Return the first error of each kind, in the order of the log."""
+    """Return an error of each kind, in the order of the log: the one that names the most figures.
+
+    Of a line counts the first phrase. Shown is what the phrase says, as the rest may be anything.
+    """
     known = load_catalog("startup_errors.yaml", ErrorPhrase)
-    phrases = {key: (phrase, re.compile(phrase.pattern)) for key, phrase in known.items()}
-    errors: dict[str, StartupError] = {}
+    patterns = {key: re.compile(phrase.pattern) for key, phrase in known.items()}
+    found, errors = list[tuple[str, re.Match[str]]](), dict[str, StartupError]()
     for line in text.splitlines():
-        for key, (phrase, pattern) in phrases.items():
-            if match := pattern.search(line[:MAX_LINE_CHARS]):
-                errors.setdefault(key, _make_error(key, phrase, match))
-                break
-    # people break long lines where they paste them, between words or in them
-    unwrapped = [re.sub(r"\s*\n[>\s]*", blank, text[-MAX_UNWRAPPED_CHARS:]) for blank in (" ", "")]
-    for key, (phrase, pattern) in phrases.items():
-        match = next(filter(None, map(pattern.search, unwrapped)), None)
-        if match and match[0] not in text:  # which is of one line
-            found = _make_error(key, phrase, match)
-            if key not in errors or len(found.figures) > len(errors[key].figures):
-                errors[key] = found
+        of_line = (
+            (key, pattern.search(line[:MAX_LINE_CHARS])) for key, pattern in patterns.items()
+        )
+        found += islice(((key, match) for key, match in of_line if match), 1)
+    for blank in (" ", ""):  # people break lines where they paste them, between words or in them
+        whole = re.sub(r"\s*\n[>\s]*", blank, text[-MAX_UNWRAPPED_CHARS:])
+        of_whole = ((key, pattern.search(whole)) for key, pattern in patterns.items())
+        found += ((key, match) for key, match in of_whole if match and match[0] not in text)
+    for key, match in found:
+        figures = {name: value for name, value in match.groupdict().items() if value is not None}
+        if key not in errors or len(figures) > len(errors[key].figures):
+            shown = redact_text(escape_to_one_line(match[0]))[:300]
+            errors[key] = StartupError(key, known[key], figures, shown)
     return list(errors.values())
-
-
-def _make_error(key: str, phrase: ErrorPhrase, match: re.Match[str]) -> StartupError:
-    """Make the error of a phrase; of its line is shown what the phrase says, as the rest may be anything."""
-    figures = {name: value for name, value in match.groupdict().items() if value is not None}
-    return StartupError(key, phrase, figures, redact_text(escape_to_one_line(match[0]))[:300])

@@ -1,15 +1,13 @@
 """Read the periodic lines of an engine's log: what runs, waits, and fills the KV cache."""
 
+import math
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from planner.core.text import format_count
-from planner.tools.diagnostics.failure_detection import BUSY_FRACTION, DiagnosisFinding
 
-MIN_WAITING = 4.0
-"""Requests that wait in the usual line, above which they queue."""
 MIN_STALLED_LINES = 3
 """Last lines in which nothing is computed while requests are in flight: half a minute."""
 _STAT_PATTERNS = {
@@ -42,18 +40,16 @@ _PREEMPTION_PATTERNS = (
     re.compile(r"is preempted by.{0,300}total_cumulative_preemption_cnt=(?P<total>\d{1,9})"),
     re.compile(r"#retracted_reqs: (?P<count>\d{1,7})"),
 )
-MIN_PREEMPTIONS = 3
-"""SGLang's documentation calls occasional retractions fine (hyperparameter tuning)."""
 
 
 @dataclass(frozen=True)
 class StatLine:
-    """One periodic line while requests are in flight."""
+    """One periodic line while requests are in flight; NaN for what it does not tell."""
 
     running: float
-    waiting: float | None  # None: the line does not tell
-    kv_usage: float | None  # fraction
-    tps: float | None  # prompt and generated tokens per second
+    waiting: float
+    kv_usage: float  # fraction
+    tps: float  # prompt and generated tokens per second
 
 
 @dataclass(frozen=True)
@@ -64,68 +60,40 @@ class StatLines:
     preemptions: int = 0
     engine: str = "vllm"
 
-    @property
-    def running(self) -> float:
-        """Requests that run in the usual line."""
-        return self._find_usual([line.running for line in self.lines]) or 0.0
-
-    @property
-    def waiting(self) -> float | None:
-        """Requests that wait in the usual line, so that a short burst is no queue."""
-        return self._find_usual([line.waiting for line in self.lines])
-
-    @property
-    def kv_usage(self) -> float | None:
-        """The fraction of the KV cache in use in the usual line."""
-        return self._find_usual([line.kv_usage for line in self.lines])
-
-    @staticmethod
-    def _find_usual(values: Iterable[float | None]) -> float | None:
-        """Return the median of what is told; None if no line tells it."""
-        told = [value for value in values if value is not None]
-        return median(told) if told else None
+    def find_usual(self, name: str) -> float:
+        """Return the median of what the lines tell, so that a short burst is no queue; NaN if none does."""
+        told = [value for line in self.lines if (value := getattr(line, name)) >= 0]
+        return median(told) if told else math.nan
 
     @property
     def untold(self) -> str:
         """What the lines leave open; empty if they tell what waits, and what fills the cache."""
-        gaps = {"how many requests wait": self.waiting, "how full the KV cache is": self.kv_usage}
-        untold = [gap for gap, value in gaps.items() if value is None]
+        gaps = {"waiting": "how many requests wait", "kv_usage": "how full the KV cache is"}
+        untold = [gap for name, gap in gaps.items() if math.isnan(self.find_usual(name))]
         return f"its lines do not tell {' and '.join(untold)}" if self.lines and untold else ""
 
     def __str__(self) -> str:
         word = "retraction" if self.engine == "sglang" else "preemption"
-        counted = f"; {format_count(self.preemptions, word)}" if self.preemptions else ""
-        if not self.lines:
-            return f"no periodic lines{counted}"
-        return (
-            f"{format_count(len(self.lines), 'periodic line')}: {self.running:.0f} running"
-            f"{'' if self.waiting is None else f' and {self.waiting:.0f} waiting'}"
-            f"{'' if self.kv_usage is None else f', the KV cache is {self.kv_usage:.0%} full'}{counted}"
-        )
+        parts = [format_count(len(self.lines), "periodic line")]
+        if self.lines:
+            waiting, usage = self.find_usual("waiting"), self.find_usual("kv_usage")
+            queued = "" if math.isnan(waiting) else f" and {waiting:.0f} waiting"
+            full = "" if math.isnan(usage) else f", the KV cache is {usage:.0%} full"
+            parts[0] += f": {self.find_usual('running'):.0f} running{queued}{full}"
+        counted = format_count(self.preemptions, word) if self.preemptions else ""
+        return "; ".join(filter(None, (*parts, counted)))
 
-    def find_failure_modes(self) -> Iterator[DiagnosisFinding]:
-        """Yield what is wrong: no progress, preemptions, a full KV cache, or too few slots."""
-        last = self.lines[-MIN_STALLED_LINES:]
-        if len(last) == MIN_STALLED_LINES and all(line.tps == 0 for line in last):
-            count = f"in the last {MIN_STALLED_LINES} lines or more no token is computed"
-            yield DiagnosisFinding("stalled", (str(self), count))
-            return
-        usage, waiting = self.kv_usage or 0.0, self.waiting or 0.0
-        # of an excerpt, one is enough where the cache is full and others wait for it
-        is_full = usage >= BUSY_FRACTION and waiting >= 1
-        if self.preemptions >= MIN_PREEMPTIONS or (self.preemptions and is_full):
-            yield DiagnosisFinding("kv_preemption", (str(self),))
-        if waiting < max(MIN_WAITING, 0.1 * self.running):
-            return
-        if usage >= BUSY_FRACTION:
-            more = "more sequences at once (max_num_seqs) would not help"
-            yield DiagnosisFinding("kv_full", (str(self), more))
-            return
-        counts = {line.running for line in self.lines}
-        sentences = [str(self)]
-        if len(counts) == 1 and len(self.lines) > 1:
-            sentences.append(f"every line has {self.running:.0f} running: probably max_num_seqs")
-        yield DiagnosisFinding("oversubscribed", tuple(sentences))
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `detectors.yaml` asks for."""
+        last = [line.tps for line in self.lines[-MIN_STALLED_LINES:]]
+        waiting, running = (self.find_usual(name) for name in ("waiting", "running"))
+        return {
+            "summary": str(self), "running": running, "waiting": waiting, "waiting_now": waiting,
+            "usage": self.find_usual("kv_usage"), "line_preemptions": self.preemptions,
+            "in_flight": self.lines[-1].running + max(self.lines[-1].waiting, 0.0) if self.lines else 0,
+            "last_tps": max(last) if len(last) == MIN_STALLED_LINES else math.nan,
+        }  # fmt: skip
 
 
 def read_stat_lines(text: str) -> StatLines | None:
@@ -143,13 +111,14 @@ def read_stat_lines(text: str) -> StatLines | None:
             continue
         told = {name: float(value) for name, value in match.groupdict().items() if value}
         preemptions += int(told.get("preempted", 0.0))
-        running, waiting = told["running"], told.get("waiting")
-        usage = told["usage"] / 100 if "usage" in told else told.get("fraction")
+        running, waiting = told["running"], told.get("waiting", math.nan)
+        usage = told.get("fraction", told.get("usage", math.nan) / 100)
         # vLLM and SGLang give rates; TensorRT-LLM counts tokens, and the time of the step may be 0
         step_s = told.get("step_s", told.get("step_ms", 0.0) / 1e3) if engine == "trtllm" else 1.0
-        tokens = told.get("prompt", 0.0) + told["generated"] if "generated" in told else None
-        tps = None if tokens is None or (tokens and not step_s) else tokens / (step_s or 1.0)
-        if running or waiting:
-            usage = None if usage is None else min(usage, 1.0)
-            rows.append(StatLine(running, waiting, usage, tps))
+        tokens = told.get("prompt", 0.0) + told.get("generated", math.nan)
+        tps = tokens / (step_s or math.nan) if tokens else 0.0
+        if running or waiting > 0:
+            rows.append(
+                StatLine(running, waiting, usage if math.isnan(usage) else min(usage, 1.0), tps)
+            )
     return StatLines(tuple(rows), preemptions, engine) if rows or preemptions else None

@@ -37,14 +37,11 @@ def run_explain_log(options: argparse.Namespace) -> int:
     except FailedStartError as error:
         print(format_json({"failure": error.lines}) if options.json else "\n".join(error.lines))
         return 1
-    failed = int(bool(explanation.log.failure or explanation.errors))
+    failed = int(explanation.has_failed)
     if options.json:
         print(format_json(explanation.to_json()))
         return failed
-    line, suggestions = explanation.scenario_line, explanation.suggestions
-    head = "\nTo plan with what this log says, add to the scenario (GiB):\n"
-    parts = [str(explanation), f"{head}{line}" * bool(line), f"\n{suggestions}" * bool(suggestions)]
-    print(redact_text("\n".join(filter(None, parts))))
+    print(redact_text(str(explanation)))
     return failed
 
 
