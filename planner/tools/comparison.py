@@ -56,8 +56,8 @@ class ComparisonRow:
         return f"{round(self.difference, self.decimals) + 0.0:+,.{self.decimals}f}"  # no -0.00
 
     def format_value(self, value: Interval | float | None) -> str:
-        """Format one of its values; empty for None."""
-        if value is None:
+        """Format one of its values; empty for None and NaN."""
+        if value is None or value != value:  # NaN
             return ""
         if self.decimals is not None:
             return format(value, f",.{self.decimals}f")

@@ -21,11 +21,14 @@ from planner.planning.capacity import count_benchmark_prefix_tokens, derive_effe
 from planner.planning.planned_replica import PlannedReplica, load_planned_replica
 from planner.planning.prediction import predict
 from planner.tools.comparison import Column, ComparisonRow, ComparisonStatus, format_table
-from planner.tools.diagnostics.diagnosis import MAX_LOG_BYTES
-from planner.tools.diagnostics.failure_detection import DiagnosisCase, find_failure_modes
+from planner.tools.diagnostics.diagnosis import MAX_LOG_BYTES, DiagnosisCase, find_failure_modes
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
-from planner.tools.diagnostics.startup_errors import StartupError, find_startup_errors
-from planner.tools.diagnostics.startup_log import StartupLog, parse_startup_log
+from planner.tools.diagnostics.startup_log import (
+    StartupError,
+    StartupLog,
+    find_startup_errors,
+    parse_startup_log,
+)
 
 TARGET_RATE_TOLERANCE = 0.15
 """Distance of a benchmark's rate from the planned one up to which it tells of the targets."""
@@ -144,7 +147,7 @@ class LaunchCheck:
             figures.get("weights", math.nan),
             Interval(kv.lo, kv.mid, kv.hi) / kv.mid,
         )
-        yield ComparisonRow("weights", "GiB", memory.weights, weights / GIB, sigma=0.01)
+        yield ComparisonRow("weights", "GiB", memory.weights / GIB, weights / GIB, sigma=0.01)
         yield ComparisonRow(
             "KV cache", "tokens", expected * tokens, figures.get("kv_tokens", paged), worse="lower", sigma=0.01,
         )  # fmt: skip
@@ -177,14 +180,7 @@ class LaunchCheck:
                     self.live.measured.get_mean(metric) * 1e3,
                     sigma=REPEAT_SIGMA_TTFT_TPOT[metric == "tpot"],
                 )
-        readings = {slo.target: slo for slo in self.live.slo_readings} if self.live else {}
-        for target in self.planned.targets:
-            is_mean = target.percentile == "mean"
-            size, unit = (1e3, "ms") if is_mean else (100.0, "% above its limit")
-            slo = readings.get(target)
-            limit = slo.limit * size if slo else None
-            measured = slo.bounds[0] * size if slo and slo.status != "unknown" else math.nan
-            yield ComparisonRow(f"{target.name}, live", unit, None, measured, limit)
+        yield from self.live.target_checks if self.live else ()
 
     def __str__(self) -> str:
         table = format_table(self.checks, CHECK_COLUMNS)

@@ -10,9 +10,7 @@ from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.readers import read_text
-from planner.core.redaction import redact_text
 from planner.core.templates import render_template
-from planner.core.text import escape_to_one_line
 from planner.core.units import GIB, MIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
@@ -27,20 +25,16 @@ from planner.planning.memory_remedies import (
     shift_kv_available,
 )
 from planner.tools.comparison import Column, ComparisonRow, format_table
-from planner.tools.diagnostics.startup_errors import (
-    FailedStartError,
+from planner.tools.diagnostics.startup_log import (
+    COUNT_FIGURES,
+    LOG_PHRASES,
     MemoryShortage,
     StartupError,
+    StartupLog,
     find_logged_kv_bytes,
     find_memory_shortage,
     find_startup_errors,
     has_memory_error,
-)
-from planner.tools.diagnostics.startup_log import (
-    COUNT_FIGURES,
-    LOG_PHRASES,
-    StartupLog,
-    find_failures,
     parse_startup_log,
 )
 
@@ -102,11 +96,6 @@ class LogExplanation:
         return next((line for line in self.lines if line.term == term), None)
 
     @property
-    def states_budget(self) -> bool:
-        """Whether the log states a term of the budget beside the KV cache."""
-        return any(line.term in MEMORY_TERMS for line in self.lines)
-
-    @property
     def has_failed(self) -> bool:
         """Whether the log ends in an error."""
         return bool(self.errors or self.log.failure)
@@ -140,23 +129,22 @@ class LogExplanation:
         """
         shifts = {t: line.difference * GIB for t in MEMORY_TERMS if (line := self.get_line(t))}
         rest = self.get_line("unexplained")
-        if rest and not (self.inferred or self.has_negative_rest or self.is_ambiguous):
+        if rest and not (self.inferred or self.is_ambiguous):
             shifts["non_torch" if "activation" in shifts else "activation"] = rest.difference * GIB
         earlier = dict(self.plan.deployment.memory_calibration)
         return {term: shift + earlier.get(term, 0.0) for term, shift in shifts.items()}
 
     @property
-    def has_negative_rest(self) -> bool:
-        """Whether weights and KV cache are more than the memory that the engine was given."""
-        rest = self.get_line("unexplained")
-        return rest is not None and rest.value < 0
-
-    @property
     def is_ambiguous(self) -> bool:
-        """Whether another utilization than the default, which the log does not state, may explain the rest."""
+        """Whether the rest is negative, or another utilization, which the log does not state, may explain it."""
         rest, total = self.get_line("unexplained"), self.plan.deployment.gpu.memory_bytes
-        is_off = rest is not None and abs(rest.difference) * GIB > AMBIGUOUS_FRACTION * total
-        return is_off and not self.states_utilization
+        return rest is not None and (
+            rest.value < 0
+            or (
+                not self.states_utilization
+                and abs(rest.difference) * GIB > AMBIGUOUS_FRACTION * total
+            )
+        )
 
     @property
     def scenario_line(self) -> str:
@@ -209,7 +197,7 @@ class LogExplanation:
     @property
     def verdict(self) -> str:
         """Which term is furthest off, in a sentence."""
-        return self._render("log_verdict", words=LOG_PHRASES)
+        return self._render("log_verdict", words=LOG_PHRASES, terms=MEMORY_TERMS)
 
     @property
     def suggestions(self) -> str:
@@ -249,12 +237,9 @@ class LogExplanation:
         One that PyTorch held more than by default had a higher one.
         """
         assert self.shortage is not None
-        missing, held = (
-            size / self.shortage.total for size in (self.shortage.missing, self.shortage.allocated)
-        )
-        share = self.plan.deployment.args.gpu_memory_utilization
-        if not self.states_utilization and held > share:
-            share = min(round(held * 20) / 20, 0.95)
+        total, share = self.shortage.total, self.plan.deployment.args.gpu_memory_utilization
+        held = 0.0 if self.states_utilization else round(self.shortage.allocated / total * 20) / 20
+        missing, share = self.shortage.missing / total, max(share, min(held, 0.95))
         return math.floor(100 * (share - missing) - 1e-9) / 100
 
 
@@ -294,16 +279,13 @@ def infer_deployment(
     base: dict[str, Any] = {}
     if planned is not None:
         base = {
+            **{size: getattr(planned.layout, size) for size in ("tp", "pp", "dp", "ep", "dcp")},
+            **vars(planned.args),
             "other_tenants": planned.other_tenants_bytes, "gpus_per_node": planned.gpus_per_node,
             "speculation": planned.speculation, "engine": planned.engine.name,
             "engine_version": planned.engine.version,
             "memory_calibration": dict(planned.memory_calibration),
         }  # fmt: skip
-        if not log.complete:
-            sizes = {
-                size: getattr(planned.layout, size) for size in ("tp", "pp", "dp", "ep", "dcp")
-            }
-            base |= {**sizes, **vars(planned.args)}
     arguments |= replace(log, arguments=arguments).engine_args
     if speculation is not None:
         method, draft, num_tokens = speculation
@@ -332,21 +314,14 @@ def _find_logged_gpu(name: object) -> Gpu | None:
 def _resolve_logged_model(
     name: str | None, quantization: object, planned: Deployment | None
 ) -> Model:
-    """Return the model that a log names; the planned one if it names none, or an unknown path."""
-    if planned is not None and name in (None, planned.model.name):
+    """Return the planned model, or else the one that a log names."""
+    if planned is not None:
         return planned.model
     if name is None:
         raise PlannerError("the log does not name its model: add --model NAME")
-    try:
-        model = load_model_at(str(name))
-    except PlannerError:
-        if planned is None:
-            raise
-        return planned.model
-    if planned and model.architecture.params_total != planned.model.architecture.params_total:
-        raise PlannerError(f"the log is of {name}, the command serves {planned.model.name}")
+    model = load_model_at(name)
     is_named = quantization and model.quantization.method == "none"
-    return load_model_at(str(name), quantization=str(quantization)) if is_named else model
+    return load_model_at(name, quantization=str(quantization)) if is_named else model
 
 
 def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
@@ -404,21 +379,15 @@ def explain_log_file(
     errors, guess = find_startup_errors(text), ""
     if gpu is not None:
         parse_gpu_count(gpu)
-    try:
-        log = parse_startup_log(text, knows_model=model is not None or planned is not None)
-        if model is not None:
-            log = replace(log, arguments={**log.arguments, "model": model})
-        shortage = find_memory_shortage(errors)
-        if shortage and not (gpu or planned or _find_logged_gpu(log.arguments.get("gpu"))):
-            gpu = next((near.name for near in find_gpus_by_memory(shortage.total)), None)
-            guess = f"Inferred: {gpu}, the nearest to its {shortage.total / GIB:.2f} GiB; --gpu says another. "
-        explanation = _explain_log(log, gpu, planned)
-    except PlannerError as error:
-        lines = [one.line for one in errors] or find_failures(text)
-        if not lines:
-            raise
-        line = redact_text(escape_to_one_line(lines[-1]))[:400]
-        raise FailedStartError(line, errors, str(error)) from None
+    log = parse_startup_log(text, knows_model=model is not None or planned is not None)
+    if model is not None:
+        log = replace(log, arguments={**log.arguments, "model": model})
+    shortage = find_memory_shortage(errors)
+    if shortage and not (gpu or planned or _find_logged_gpu(log.arguments.get("gpu"))):
+        gpu = next((near.name for near in find_gpus_by_memory(shortage.total)), None)
+        size = f"{shortage.total / GIB:.2f} GiB"
+        guess = f"Inferred: {gpu}, the nearest to its {size}; --gpu says another. "
+    explanation = _explain_log(log, gpu, planned)
     inferred = f"{guess}{explanation.inferred}".strip()
     return replace(explanation, errors=tuple(errors), inferred=inferred)
 

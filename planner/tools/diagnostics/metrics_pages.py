@@ -156,10 +156,6 @@ class MetricsHistogram:
         return LengthDistribution.from_samples(tokens)
 
 
-class NoLoadError(PlannerError):
-    """Pages of a server to which nobody sent a request."""
-
-
 @dataclass(frozen=True)
 class ReplicaMetrics:
     """Metrics of one replica; NaN for what its pages do not report."""
@@ -189,23 +185,13 @@ class ReplicaMetrics:
         return self.num_idle_pages == (1 if self.since_start else 2)
 
     @property
-    def arrived(self) -> float:
-        """Requests that arrived: those answered, and the growth of those in flight."""
-        return max(self.requests + self.in_flight_grew, 0.0)
-
-    @property
     def arrival_rps(self) -> float:
-        """Requests/s that arrive; 0 if that is not known, or while a queue only drains."""
-        return self.arrived / self.seconds if self.seconds else 0.0
+        """Requests/s that arrive, answered or in flight; 0 if unknown, or while a queue only drains."""
+        return max(self.requests + self.in_flight_grew, 0.0) / (self.seconds or math.inf)
 
     def compute_ratio(self, part: str, whole: str) -> float:
         """Return one counter over another."""
         return self.counters.get(part, math.nan) / (self.counters.get(whole) or math.nan)
-
-    @property
-    def preemptions(self) -> float:
-        """Preemptions per request."""
-        return self.counters.get("preemptions", math.nan) / (self.requests or math.nan)
 
     def get_mean_tokens(self, side: RequestSide) -> float:
         """Return the mean tokens of a prompt or output, by the histogram, else by the counter."""
@@ -272,8 +258,7 @@ def measure_replica(
     """Measure a replica between two pages, or from its start to a single one.
 
     `seconds` is the time in between, if the times of the files are not those of the server. Raises
-    `NoLoadError` if no request was answered, `PlannerError` for more than two pages or two in the wrong order,
-    and for `seconds` out of range.
+    `PlannerError` for more than two pages, two in the wrong order, and `seconds` out of range.
     """
     if seconds is not None and not 1e-3 <= seconds <= 1e9:
         raise PlannerError(
@@ -304,11 +289,6 @@ def measure_replica(
         for role in GAUGE_ROLES
         if (mean := _compute_mean(page.sum_series(names[role]) for page in busy)) >= 0
     }
-    if not (requests or gauges.get("running") or gauges.get("waiting")):
-        raise NoLoadError(
-            f"{after.where}: no request was answered in this time and none is in flight, so there is"
-            " nothing to judge: save the pages under load"
-        )
     started = before.taken_at_s if before else after.sum_series("process_start_time_seconds")
     if not seconds and started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S:
         seconds = after.taken_at_s - started
@@ -354,17 +334,13 @@ def _select_earlier_page(pages: Sequence[MetricsPage], success: str | None) -> M
         )
     first, after = pages[0], pages[-1]
     answered = [page.sum_series(success) or 0.0 for page in pages]
-    if len(pages) == 2 and answered[0] <= answered[1]:
-        return first
-    # fewer answered requests on the later page: the server was restarted in between
-    then, now = (page.sum_series("process_start_time_seconds") or 0.0 for page in (first, after))
-    if len(pages) == 2 and not now > then > 0:
+    if answered[-1] < answered[0]:
         raise PlannerError(
             f"the earlier page comes first: {after.where} was saved before {first.where}, for it"
             " had answered fewer requests; of a server started anew in between, give the later"
             " page alone"
         )
-    return None
+    return first if len(pages) == 2 else None
 
 
 def _compute_mean(values: Iterable[float | None]) -> float:
@@ -416,8 +392,8 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         measured = metrics.estimate_workload()
         if measured is None:
             raise PlannerError(
-                f"{sources[-1]} states no rate or no lengths: two pages under load, some minutes apart,"
-                " would; add --seconds if their files do not tell the time between them"
+                f"{sources[-1]} states no rate or no lengths of requests: two pages under load, some"
+                " minutes apart, would; add --seconds if the files do not tell the time between"
             )
         load = measured
         how = "two pages" if len(sources) == 2 else "one page, since the server's start"

@@ -65,13 +65,6 @@ class StatLines:
         told = [value for line in self.lines if (value := getattr(line, name)) >= 0]
         return median(told) if told else math.nan
 
-    @property
-    def untold(self) -> str:
-        """What the lines leave open; empty if they tell what waits, and what fills the cache."""
-        gaps = {"waiting": "how many requests wait", "kv_usage": "how full the KV cache is"}
-        untold = [gap for name, gap in gaps.items() if math.isnan(self.find_usual(name))]
-        return f"its lines do not tell {' and '.join(untold)}" if self.lines and untold else ""
-
     def __str__(self) -> str:
         word = "retraction" if self.engine == "sglang" else "preemption"
         parts = [format_count(len(self.lines), "periodic line")]
@@ -89,7 +82,8 @@ class StatLines:
         last = [line.tps for line in self.lines[-MIN_STALLED_LINES:]]
         waiting, running = (self.find_usual(name) for name in ("waiting", "running"))
         return {
-            "summary": str(self), "running": running, "waiting": waiting, "waiting_now": waiting,
+            "summary": str(self),
+            "lines": len(self.lines), "running": running, "waiting": waiting, "waiting_now": waiting,
             "usage": self.find_usual("kv_usage"), "line_preemptions": self.preemptions,
             "in_flight": self.lines[-1].running + max(self.lines[-1].waiting, 0.0) if self.lines else 0,
             "last_tps": max(last) if len(last) == MIN_STALLED_LINES else math.nan,

@@ -21,8 +21,8 @@ from planner.ui.commands.options import (
 @watch_command
 def run_explain_log(options: argparse.Namespace) -> int:
     """Compare a startup log with the plan; 1 if the log ends in an error."""
+    from planner.tools.diagnostics import diagnose
     from planner.tools.diagnostics.log_comparison import explain_log_file
-    from planner.tools.diagnostics.startup_errors import FailedStartError
     from planner.tools.lint.report import read_launched_deployment
 
     if options.launched and not options.gpu:
@@ -34,15 +34,15 @@ def run_explain_log(options: argparse.Namespace) -> int:
             read_launched_deployment(options.launched, options.gpu) if options.launched else None,
             options.model,
         )
-    except FailedStartError as error:
-        print(format_json({"failure": error.lines}) if options.json else "\n".join(error.lines))
+    except PlannerError as error:  # what a failed start says needs no plan
+        diagnosis = diagnose(log=options.log)
+        if not diagnosis.has_failed:
+            raise
+        text = f"{diagnosis}\n\nNot compared with a plan: {error}"
+        print(format_json(diagnosis.to_json()) if options.json else redact_text(text))
         return 1
-    failed = int(explanation.has_failed)
-    if options.json:
-        print(format_json(explanation.to_json()))
-        return failed
-    print(redact_text(str(explanation)))
-    return failed
+    print(format_json(explanation.to_json()) if options.json else redact_text(str(explanation)))
+    return int(explanation.has_failed)
 
 
 add_explain_log = make_command(
