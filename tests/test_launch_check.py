@@ -203,7 +203,7 @@ def test_live_traffic_alone_is_judged_by_its_pages(name: str, launches: dict[str
     launch = launches[name]
     pages = [launch.folder / "before.txt", launch.folder / "after.txt"]
     check = check_launch(launch.plan, pages=pages, seconds=launch.bench["duration"])
-    rows = {row.name.partition(" below")[0]: row for row in check.checks}
+    rows = {row.name.partition(" of at")[0]: row for row in check.checks}
     assert rows["mean TPOT, live"].measured == pytest.approx(launch.bench["mean_tpot_ms"], rel=0.02)
     assert rows["p95 TTFT"].status == "PASS"
     if name == "as planned":
