@@ -44,10 +44,10 @@ from planner.workload.workload import Workload
 
 MEASURED_COLUMNS = tuple(COLUMN_CATALOG["measured"])
 """Columns with the means over a run; an empty cell was not measured."""
-INFERENCEX_COLUMNS = COLUMN_CATALOG["inferencex"]
-"""Columns and formats of InferenceX tables by the names of the batch interface."""
 MAX_RESULT_FILE_BYTES, MAX_RUNS_PER_FILE = 128 * MIB, 10_000
 """Limits of a file of results."""
+MAX_SPREAD = 3.5
+"""A p95 over its mean, as far as a lognormal has it."""
 SPECULATION_REASON = "whose acceptance would be fitted too"
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -70,6 +70,8 @@ class VllmBenchResult(StrictEntry):
     failed: NonNegativeInt = 0
     total_input_tokens: Annotated[PositiveInt, Field(le=2**53)]
     total_output_tokens: Annotated[PositiveInt, Field(le=2**53)]
+    p95_input_tokens: float = 0.0  # of other load generators' forms; 0: not stated
+    p95_output_tokens: float = 0.0
     request_rate: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
     burstiness: PositiveFloat = 1.0
     max_concurrency: Annotated[PositiveInt, Field(le=10**9)] | None = None
@@ -91,9 +93,16 @@ class VllmBenchResult(StrictEntry):
                 "field ramp_up_strategy: a ramp can be replayed with its start_times"
                 " (--save-detailed)"
             )
-        sums = (self.total_input_tokens, self.total_output_tokens)
+        sides = (
+            (self.total_input_tokens, self.p95_input_tokens),
+            (self.total_output_tokens, self.p95_output_tokens),
+        )
         prompt, output = (
-            LengthDistribution.from_constant(max(tokens / self.completed, 1)) for tokens in sums
+            LengthDistribution.from_lognormal(
+                mean, min(p95, MAX_SPREAD * mean) if p95 > mean else None
+            )
+            for tokens, p95 in sides
+            for mean in [max(tokens / self.completed, 1.0)]
         )
         if trace := self._build_trace():
             prompt = LengthDistribution.from_samples(trace.prompt)
@@ -159,7 +168,7 @@ def read_benchmark_results(
 ) -> BenchmarkResults:
     """Read all runs in `paths`: JSON of `vllm bench serve` or another load generator, or CSV.
 
-    A CSV has the columns of the batch interface or of InferenceX. JSON does not say what ran: that
+    A CSV has the columns of the batch interface. JSON does not say what ran: that
     is `deployment`. Rows of a CSV do; if `deployment` is given, those of another GPU or engine are
     left out. Runs `to_fit` have no speculation. Raises `PlannerError` naming file, run or line, and
     field for what cannot be read.
@@ -283,21 +292,17 @@ def _read_table(
     """Read the runs in a CSV file, and notes about its rows."""
     rows = read_csv_lines(path, 16 * MIB)
     header = [name.strip() for name in next(rows, (1, []))[1]]
-    is_inferencex = {"model_path", "system"} <= set(header)
-    columns = {
-        INFERENCEX_COLUMNS["columns"].get(name, name) if is_inferencex else name for name in header
-    }
+    known = {*INPUT_COLUMNS, *MEASURED_COLUMNS}
     if (
-        "gpu" not in columns
-        or not {"model", "model_config"} & columns
-        or not set(MEASURED_COLUMNS) & columns
+        "gpu" not in header
+        or not {"model", "model_config"} & {*header}
+        or not set(MEASURED_COLUMNS) & {*header}
     ):
         raise PlannerError(
             f"{path.name}, line 1: expected the batch interface's columns (gpu, model, ...) and"
-            f" {MEASURED_COLUMNS[0]} or {MEASURED_COLUMNS[1]}, or InferenceX's (system, model_path,"
-            f" silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
+            f" {' or '.join(MEASURED_COLUMNS)}, got {', '.join(header)[:80]!r}"
         )
-    for name in set(header) - {*INPUT_COLUMNS, *MEASURED_COLUMNS} if not is_inferencex else ():
+    for name in set(header) - known:
         if near := find_closest(name, set(MEASURED_COLUMNS) - set(header), 0.85):
             raise PlannerError(f"{path.name}, line 1: unknown column {name}; did you mean {near}?")
     points, notes, omitted = list[BenchmarkPoint](), Counter[str](), Counter[str]()
@@ -316,7 +321,6 @@ def _read_table(
             cells = {
                 name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()
             }
-            cells = _convert_inferencex_row(cells) if is_inferencex else cells
             pair = (
                 get_gpu(cells.get("gpu", "")).name,
                 get_engine(cells.get("engine", "vllm")).name,
@@ -328,9 +332,7 @@ def _read_table(
                 )
             if pair != expected:
                 omitted[f"of {pair[0]} under {pair[1]}"] += 1
-            elif cells.get("mode", "agg") != "agg" or any(
-                f"prefill_{size}" in cells for size in POOL_SIZE_COLUMNS
-            ):
+            elif any(f"prefill_{size}" in cells for size in POOL_SIZE_COLUMNS):
                 omitted["of disaggregated serving"] += 1
             elif "speculative_method" in cells:
                 omitted[f"with speculative decoding, {SPECULATION_REASON}"] += 1
@@ -345,50 +347,11 @@ def _read_table(
     return points, sentences
 
 
-def _convert_inferencex_row(row: Mapping[str, str]) -> dict[str, str]:
-    """Convert a row of an InferenceX table to the batch interface's columns.
-
-    Its benchmark draws lengths uniformly between 0.8 and 1.0 of isl and osl and sends 10 prompts
-    per unit of concurrency in a closed loop, to servers without a prefix cache (InferenceX's
-    scripts; SemiAnalysis, Apache-2.0). Experts are spread over the tp GPUs if `moe_ep_size` is
-    above 1; `attention_dp_size` counts the same GPUs again.
-    """
-    cells = {
-        ours: row[theirs] for theirs, ours in INFERENCEX_COLUMNS["columns"].items() if theirs in row
-    }
-    if _parse_int(row.get("moe_ep_size", "1")) > 1 and "tp" in cells:
-        cells["ep"] = cells["tp"]
-    if row.get("precision") in INFERENCEX_COLUMNS["precision"]:
-        cells["quantization"] = INFERENCEX_COLUMNS["precision"][row["precision"]]
-    if "concurrency" in cells:
-        cells["num_prompts"] = str(10 * _parse_int(cells["concurrency"]))
-        cells["max_num_seqs"] = str(max(256, _parse_int(cells["concurrency"])))
-    harness = {
-        "length_range_ratio": "0.8",
-        "enable_prefix_caching": "false",
-        "gpu_memory_utilization": "0.9",
-    }
-    return {**harness, **cells}
-
-
-def _parse_int(cell: str) -> int:
-    """Parse a size as these tables write it, such as "4.0".
-
-    Anything else gives 0, and an error when the cell itself is parsed.
-    """
-    try:
-        return int(float(cell))
-    except (ValueError, OverflowError):
-        return 0
-
-
 def _parse_benchmark_point(
     name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]
 ) -> BenchmarkPoint:
     """Parse a run from a row with the batch interface's columns."""
-    cells, sentences = parse_cells(
-        {column: cell for column, cell in row.items() if column != "mode"}
-    )
+    cells, sentences = parse_cells(dict(row))
     times = [
         seconds and seconds / 1e3 for seconds in map(cells.pop, MEASURED_COLUMNS, (None, None))
     ]
