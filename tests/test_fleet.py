@@ -90,16 +90,3 @@ def test_routers_do_what_they_are_for() -> None:
         "a group's prompt is where it was"
     )
     assert affine.ttft.mean() < in_turn.ttft.mean()
-
-
-def test_replicas_that_are_away_get_nothing() -> None:
-    sent = traffic(300, 10.0)
-    router = RouterConfig(
-        4, ROUTE_LEAST_LOADED, scale_at=np.array([0.0, 10.0, 20.0]), scale_to=np.array([1, 4, 2])
-    )
-    replica, at = (
-        simulate_requests(rules(), TABLE, sent, router=router).outcome.replica,
-        sent.arrival,
-    )
-    assert (replica[at < 10] == 0).all() and (replica[at >= 20] < 2).all()
-    assert set(replica[(at >= 10) & (at < 20)]) == {0, 1, 2, 3}

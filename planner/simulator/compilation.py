@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread, current_thread, main_thread
@@ -56,8 +56,6 @@ Source: the x86-64 psABI, micro-architecture levels, as LLVM names their feature
 """
 MAX_KEPT_BUILDS = 8
 """Folders of machine code in the user's cache, one for each state of the sources."""
-Job = tuple[Callable[[], Any], SimpleQueue[tuple[Any, BaseException | None]]]
-"""A call, and the queue that gets its result or its exception."""
 
 
 class KernelDecorator(Protocol):
@@ -104,36 +102,20 @@ def call_in_worker(call: Callable[[], ResultT]) -> ResultT:
     """
     if current_thread() is not main_thread():
         return call()
-    jobs = _start_worker(os.getpid())
     results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-    jobs.put((call, results))
-    try:
-        value, error = results.get()
-    except BaseException:  # the next call must not wait for the interrupted one
-        _start_worker.cache_clear()
-        jobs.put(None)
-        raise
-    if error:
-        raise error
-    return value
 
-
-@lru_cache(maxsize=1)
-def _start_worker(_process: int) -> SimpleQueue[Job | None]:
-    """Start a thread of this process and return its queue of jobs; None ends it."""
-    jobs: SimpleQueue[Job | None] = SimpleQueue()
-    Thread(target=_run_jobs, args=(jobs,), daemon=True).start()
-    return jobs
-
-
-def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
-    while job := jobs.get():
-        call, results = job
+    def run() -> None:
         try:
             results.put((call(), None))
         except BaseException as error:
             results.put((None, error))
-        del job, call, results  # requests take memory, and the next job may be far off
+
+    Thread(target=run, daemon=True).start()
+    value, error = results.get()
+    if error:
+        raise error
+    result: ResultT = value
+    return result
 
 
 class EntryPoint(Generic[ParamsT, ResultT]):

@@ -136,9 +136,6 @@ class RouterConfig(NamedTuple):
     kv_weight: float = 2.0
     # replicas report their blocks; else the router goes by the starts of prompts that it sent
     precise: bool = True
-    # seconds, ascending, from which on requests go to the first `scale_to` replicas
-    scale_at: np.ndarray = np.empty(0)
-    scale_to: np.ndarray = np.empty(0)
     # consecutive replicas that start every step together and end it with the slowest: ranks that
     # share experts
     ranks_per_clock: int = 1

@@ -96,12 +96,12 @@ def _score_replicas(
     requests: RequestBatch,
     router: RouterConfig,
     engines: list[EngineInstance],
-    up: int,
     sent_at: np.ndarray,
     i: int,
     now: float,
 ) -> np.ndarray:
-    """Return [up] scores of replicas: weighted prefix, queue and free KV cache, as in llm-d."""
+    """Return scores of replicas: weighted prefix, queue and free KV cache, as in llm-d."""
+    up = len(engines)
     scores, queued, fewest, most = np.zeros(up), np.zeros(up), np.inf, 0.0
     for r in range(up):
         queued[r] = engines[r].state[0].num_waiting + len(engines[r].arriving)
@@ -123,26 +123,25 @@ def _pick_replica(
     requests: RequestBatch,
     router: RouterConfig,
     engines: list[EngineInstance],
-    up: int,
     sent_at: np.ndarray,
     i: int,
     now: float,
-    turn: int,
 ) -> int:
-    """Return the replica, of the first `up`, for request `i`; of equals the next in turn."""
+    """Return the replica for request `i`; of equals the next in turn."""
+    up = len(engines)
     if router.policy < kinds.ROUTE_LEAST_LOADED:
-        return turn % up
+        return i % up
     if router.policy == kinds.ROUTE_PREFIX_AFFINITY:
-        scores = _score_replicas(rules, requests, router, engines, up, sent_at, i, now)
+        scores = _score_replicas(rules, requests, router, engines, sent_at, i, now)
     else:
         scores = np.zeros(up)
         for r in range(up):
             state = engines[r].state[0]
             scores[r] = -float(state.num_due - state.num_finished)
-    best = turn % up
+    best = i % up
     for step in range(1, up):
-        if scores[(turn + step) % up] > scores[best]:
-            best = (turn + step) % up
+        if scores[(i + step) % up] > scores[best]:
+            best = (i + step) % up
     return best
 
 
@@ -283,7 +282,7 @@ def _serve_requests(
 
     Returns the stuck replica, else -1.
     """
-    count, up, change, taken, i = len(engines), len(engines), 0, 0, 0
+    count, taken, i = len(engines), 0, 0
     sent_at = np.full(
         (count if router.policy == kinds.ROUTE_PREFIX_AFFINITY else 0, contents), -np.inf
     )
@@ -307,10 +306,7 @@ def _serve_requests(
             return -1
         if requests.concurrency and i >= requests.concurrency:
             heapq.heappop(ends)
-        while change < len(router.scale_at) and router.scale_at[change] <= at:
-            up = min(max(int(router.scale_to[change]), 1), count)
-            change += 1
-        r = _pick_replica(rules, requests, router, engines, up, sent_at, i, at, i)
+        r = _pick_replica(rules, requests, router, engines, sent_at, i, at)
         replica[i] = r
         engines[r].state[0].num_due += 1
         submit_request(rules, requests, records, engines[r], i, at)

@@ -140,28 +140,7 @@ def _check_requests(
     rules: EngineRules, table: StepCostTable, traffic: RequestBatch, label: Callable[[int], str]
 ) -> None:
     """Raise `PlannerError` for requests and step costs that cannot be simulated."""
-    arrival, tokens = traffic.arrival, (1, 2**31, "a number of tokens from 1")
-    for name, values, (low, high, accepted) in (
-        ("arrival", arrival, (0, math.inf, "a time from 0")),
-        ("prompt_tokens", traffic.prompt, tokens),
-        ("output_tokens", traffic.output, tokens),
-    ):
-        if len(values) != len(arrival):
-            raise PlannerError(
-                f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many"
-            )
-        is_within = not len(values) or low <= values.min() <= values.max() < high
-        if not is_within and len(bad := np.flatnonzero(~((values >= low) & (values < high)))):
-            raise PlannerError(
-                f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}"
-            )
-    if len(late := np.flatnonzero(np.diff(arrival) < 0)):
-        before, after = arrival[late[0]], arrival[late[0] + 1]
-        raise PlannerError(
-            f"{label(late[0] + 1)}, field arrival: {after:g} comes after {before:g}; sort by"
-            " arrival"
-        )
-    if not len(arrival):
+    if not len(traffic.arrival):
         raise PlannerError("there are no requests; at least one is needed")
     longest = int(np.argmax(traffic.prompt))
     if traffic.prompt[longest] >= rules.max_model_len:
@@ -262,7 +241,6 @@ def simulate_workload(
     deployment: Deployment, pool: KvCachePool, model: StepModel, workload: Workload,
     seed: int = 0, gauge_s: float = 0.0, requests: int | None = None, even: bool = False,
     router: RouterConfig | None = None,
-    arrival: np.ndarray | None = None,
 ) -> SimulationResult:  # fmt: skip
     """Simulate one engine's share of `workload`: its own trace, or lengths and arrivals by `seed`.
 
@@ -273,7 +251,7 @@ def simulate_workload(
     sessions, those of every n-th), and the first `num_uncounted` are simulated, but left out. With
     a `router` all of its replicas are simulated instead. `requests` is the number of an engine's
     requests (None: those of a whole run). `even` spreads their lengths evenly, so that few requests
-    have the mean of many. `arrival` [n] s replaces drawn arrivals. Prompts that the engine rejects
+    have the mean of many. Prompts that the engine rejects
     are left out. Drafted tokens are accepted at random, each with the deployment's `acceptance_rate` a if
     those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
@@ -290,7 +268,7 @@ def simulate_workload(
         uncounted = int(np.searchsorted(own, trace.num_uncounted))
         own = own[: requests and requests + uncounted]
     n = len(own) if trace else requests or share.num_requests
-    arrival, prompt, output, rng = _draw_requests(workload, share, own, n, seed, even, arrival)
+    arrival, prompt, output, rng = _draw_requests(workload, share, own, n, seed, even)
     limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
         raise PlannerError(
@@ -341,7 +319,6 @@ def simulate_workload(
 
 def _draw_requests(
     workload: Workload, share: Workload, own: np.ndarray, n: int, seed: int, even: bool,
-    arrival: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.random.Generator]:  # fmt: skip
     """Draw arrivals [s], prompt and output tokens of one engine, or take its `own` of a trace.
 
@@ -355,7 +332,7 @@ def _draw_requests(
         rng = deepcopy(drawn)
     if trace is not None:
         arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
-    elif arrival is None:
+    else:
         arrival = sample_arrivals(n, share.rate or math.inf, share.burstiness, rng)
     return arrival, prompt, output, rng
 
