@@ -168,7 +168,6 @@ def test_one_bad_run_does_no_harm(tmp_path):
     others = np.delete(np.arange(len(points)), 2)
     assert np.abs(found.errors[others, 1, 1] - good.errors[others, 1, 1]).max() < 0.03
     assert found.estimate_sigma(1) < 1.5 * good.estimate_sigma(1)
-    assert "furthest off is disturbed: its" in str(found)
 
 
 def test_what_is_held_back_is_what_a_fit_without_that_run_misses(tmp_path):
@@ -525,11 +524,8 @@ def test_rows_of_other_machines_are_left_out_and_counted(tmp_path):
         told in found.notes[0]
         for told in ("1 of L4 under vllm", "1 of L40S under sglang", "with speculative")
     )
-    with pytest.raises(
-        PlannerError,
-        match=r"line 3: one GPU and engine at a time, got L40S under vllm and L4 under vllm",
-    ):
-        read_benchmark_results([path])
+    with pytest.raises(PlannerError, match=r"one GPU and engine at a time, got L40S under vllm"):
+        fit_calibration(read_benchmark_results([path]).points)
     path.write_text(HEAD + ROW.replace("L40S", "L4"))
     with pytest.raises(
         PlannerError,

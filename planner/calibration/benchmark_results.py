@@ -306,7 +306,7 @@ def _read_table(
         if near := find_closest(name, set(MEASURED_COLUMNS) - set(header), 0.85):
             raise PlannerError(f"{path.name}, line 1: unknown column {name}; did you mean {near}?")
     points, notes, omitted = list[BenchmarkPoint](), Counter[str](), Counter[str]()
-    expected = ("", "") if deployment is None else (deployment.gpu.name, deployment.engine.name)
+    served = (deployment.gpu.name, deployment.engine.name) if deployment else ("", "")
     for line, row in rows:
         where = f"{path.name}, line {line}"
         with add_error_context(where):
@@ -321,17 +321,9 @@ def _read_table(
             cells = {
                 name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()
             }
-            pair = (
-                get_gpu(cells.get("gpu", "")).name,
-                get_engine(cells.get("engine", "vllm")).name,
-            )
-            if deployment is None and pair != (expected := expected if expected[0] else pair):
-                text = " and ".join(f"{gpu} under {name}" for gpu, name in (expected, pair))
-                raise PlannerError(
-                    f"one GPU and engine at a time, got {text}: say with --scenario which"
-                )
-            if pair != expected:
-                omitted[f"of {pair[0]} under {pair[1]}"] += 1
+            gpu, engine = get_gpu(cells.get("gpu", "")), get_engine(cells.get("engine", "vllm"))
+            if deployment and (gpu.name, engine.name) != served:
+                omitted[f"of {gpu.name} under {engine.name}"] += 1
             elif any(f"prefill_{size}" in cells for size in POOL_SIZE_COLUMNS):
                 omitted["of disaggregated serving"] += 1
             elif "speculative_method" in cells:

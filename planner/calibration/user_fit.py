@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import yaml
@@ -23,7 +23,7 @@ from planner.core.files import check_replaceable, replace_atomically
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.progress import show_step
 from planner.core.readers import read_yaml
-from planner.core.text import format_count
+from planner.core.templates import render_template
 from planner.engines.coefficients import StepCoefficients, UserCalibration, list_coefficient_names
 from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import (
@@ -44,18 +44,7 @@ MEASUREMENT_NOISE_TPOT, MEASUREMENT_NOISE_TTFT = 0.05, 0.15
 and 4-16% (TTFT)."""
 
 
-class CoefficientPrior(TypedDict):
-    """One entry of `priors.yaml`, which explains the fields."""
-
-    spread: float
-    kernels: tuple[float, float]
-    host: NotRequired[bool]
-    says: str
-
-
-COEFFICIENT_PRIORS: Mapping[str, CoefficientPrior] = read_yaml(
-    Path(__file__).with_name("priors.yaml")
-)
+COEFFICIENT_PRIORS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("priors.yaml"))
 """Prior and description of each coefficient; the file explains the fields."""
 STUDENT_T_DOF = 4.0
 REPEAT_SIGMA_TTFT_TPOT = (0.08, 0.03)
@@ -63,9 +52,8 @@ REPEAT_SIGMA_TTFT_TPOT = (0.08, 0.03)
 certain."""
 PRIOR_SIGMA_WEIGHT_RUNS = 4.0
 """Number of new runs that the catalog's sigma weighs as much as."""
-MIN_REPORTED_CHANGE, OUTLIER_SIGMA, MAX_MEDIAN_ERROR = 0.03, 3.0, 0.5
-"""What the report mentions: relative change of a coefficient, sigmas that a run is off after the
-fit, and median error."""
+MIN_REPORTED_CHANGE, MAX_MEDIAN_ERROR = 0.03, 0.5
+"""What the report mentions: relative change of a coefficient, and median error."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +85,6 @@ class CalibrationFit:
     held_out_errors: np.ndarray  # [points, TTFT and TPOT]
 
     @property
-    def engine(self) -> str:
-        """Name of the engine that ran."""
-        return self.points[0].deployment.engine.name
-
-    @property
     def step_before(self) -> StepModel:
         """The step model of the first run, without the fit."""
         return build_step_model(self.points[0].deployment, self.points[0].workload)
@@ -127,9 +110,7 @@ class CalibrationFit:
         sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
         others = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
         has_kv_dtype = all(point.deployment.args.kv_cache_dtype for point in self.points)
-        medians = ", ".join(
-            f"{name} {after:.1%}" for name, (_, after) in self._compute_medians().items()
-        )
+        medians = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self.medians.items())
         return UserCalibration(
             coefficients={
                 name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()
@@ -143,7 +124,7 @@ class CalibrationFit:
             points=len(self.points),
             versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
             residuals=f"median after the fit: {medians}",
-            engine=self.engine,
+            engine=self.points[0].deployment.engine.name,
             source=f"headroom calibrate on {', '.join(sources[:3])}{others}",
             date=date,
         )
@@ -158,9 +139,9 @@ class CalibrationFit:
         with replace_atomically(path, updating=True) as (part,):
             kept = load_kept_calibrations(path, force=force)
             previous = (kept or {}).get(self.entry)
-            if previous and previous.engine not in ("", self.engine):
+            if previous and previous.engine not in ("", entry["engine"]):
                 raise PlannerError(
-                    f"{path} holds {self.entry} under {previous.engine}; keep {self.engine} in"
+                    f"{path} holds {self.entry} under {previous.engine}; keep {entry['engine']} in"
                     " another file"
                 )
             text = path.read_text(encoding="utf-8") if kept is not None else ""
@@ -168,74 +149,45 @@ class CalibrationFit:
             head = re.sub(before, "", text).rstrip()
             part.write_text(f"{head}\n\n{new_text}" if head else new_text, encoding="utf-8")
 
-    def _compute_medians(self) -> dict[str, np.ndarray]:
-        """Return the median error before and after the fit by metric, of those measured."""
+    @property
+    def medians(self) -> dict[str, tuple[float, float]]:
+        """The median error before and after the fit by metric, of those measured."""
         sizes = np.abs(np.expm1(self.errors))
-        by_metric = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
+        by_metric = {"TPOT": sizes[:, :, 1], "TTFT": sizes[:, :, 0]}
         return {
-            name: np.nanmedian(size, axis=0)
+            name: tuple(np.nanmedian(size, axis=0).tolist())
             for name, size in by_metric.items()
             if np.isfinite(size).any()
         }
 
-    def describe_changes(self) -> list[str]:
-        """Describe coefficients that changed by over `MIN_REPORTED_CHANGE`, largest first."""
-        before, lines = self.coefficients.coefficients, []
-        changes = {
-            name: np.log(getattr(self.after, name) / getattr(before, name))
-            for name in list_coefficient_names()
-        }
-        for name in sorted(changes, key=lambda name: -abs(changes[name])):
-            if abs(np.expm1(changes[name])) > MIN_REPORTED_CHANGE:
-                old, new = (
-                    (f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us")
-                    if name.endswith("_s")
-                    else f"{value:.3g}" if name == "token_passes" else f"{value:.0%}"
-                    for value in (getattr(c, name) for c in (before, self.after))
-                )  # fmt: skip
-                lines.append(f"{COEFFICIENT_PRIORS[name]['says'].format(new)}, before {old}")
-        return lines
-
     def __str__(self) -> str:
-        models = Counter(point.deployment.model.name for point in self.points)
-        listed = ", ".join(
-            f"{name} ({count})" if len(models) > 1 else name for name, count in models.items()
-        )
-        count = format_count(len(self.points), "run")
-        lines = [f"{self.entry} under {self.engine}: {count} of {listed}"]
-        medians = self._compute_medians()
-        for name, (before, after) in medians.items():
-            lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
-        for column, name, old_sigma in (
+        old, new = (vars(each) for each in (self.coefficients.coefficients, self.after))
+        shifts = {name: abs(np.log(new[name] / old[name])) for name in list_coefficient_names()}
+        sigmas = (
             (1, "TPOT", self.step_before.sigma_tpot),
             (0, "TTFT", self.step_before.sigma_ttft),
-        ):
-            before, after = (
-                Interval.from_lognormal(1.0, sigma).relative_half_width
-                for sigma in (old_sigma, self.estimate_sigma(column))
-            )
-            text = f"{before} before ({self.step_before.basis}), {after} after (measured)"
-            lines.append(f"80% interval of mean {name}: {text}")
-        sigmas_off = np.abs(self.errors[:, 1]) / (self.estimate_sigma(0), self.estimate_sigma(1))
-        if np.nanmax(sigmas_off) > OUTLIER_SIGMA:
-            run, column = divmod(int(np.nanargmax(sigmas_off)), 2)
-            error = np.expm1(self.errors[run, 1, column])
-            metric, side = ("TTFT", "TPOT")[column], "high" if error > 0 else "low"
-            lines.append(
-                f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%}"
-                f" too {side}"
-            )
-        if any(after > MAX_MEDIAN_ERROR for _, after in medians.values()):
-            lines.append(
-                "these runs look like those of another deployment: check that it is what ran"
-            )
-        changes = self.describe_changes()
-        lines += (
-            ["what changed:", *(f"  {line}" for line in changes)]
-            if changes
-            else ["no coefficient changed"]
         )
-        return "\n".join(lines)
+        return render_template(
+            "calibration",
+            "calibration_fit",
+            fit=self,
+            models=Counter(point.deployment.model.name for point in self.points),
+            widths=[
+                (
+                    name,
+                    Interval.from_lognormal(1.0, sigma).relative_half_width,
+                    Interval.from_lognormal(1.0, self.estimate_sigma(column)).relative_half_width,
+                )
+                for column, name, sigma in sigmas
+            ],
+            changes=[
+                (name, old[name], new[name])
+                for name in sorted(shifts, key=lambda name: -shifts[name])
+                if abs(new[name] / old[name] - 1) > MIN_REPORTED_CHANGE
+            ],
+            priors=COEFFICIENT_PRIORS,
+            most=MAX_MEDIAN_ERROR,
+        ).strip("\n")
 
 
 def predict_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:

@@ -255,14 +255,13 @@ def infer_deployment(
     quantization, speculation, model_name, gpu_name = (
         arguments.pop(key, None) for key in ("quantization", "speculation", "model", "gpu")
     )
-    chip = parse_gpu_count(gpu)[1] if gpu else _find_logged_gpu(gpu_name)
-    total = arguments.get("gpu_total", 0)
+    chip, total = _find_logged_gpu(gpu_name), arguments.get("gpu_total", 0)
+    if gpu:
+        chip = parse_gpu_count(gpu)[1]
     if planned and chip in (None, planned.gpu):
         chip = planned.gpu
     if chip is None:
-        near = " or ".join(known.name for known in find_gpus_by_memory(total))
-        hint = f"; with {total / GIB:.2f} GiB it may be {near}" if near else ""
-        raise PlannerError(f"the log does not name its GPU: add --gpu NAME{hint}")
+        raise PlannerError("the log does not name its GPU: add --gpu NAME")
     model = _resolve_logged_model(model_name, quantization, planned)
     if total and abs(total - chip.memory_bytes) > 0.1 * chip.memory_bytes:
         raise PlannerError(
@@ -294,13 +293,6 @@ def infer_deployment(
             method or "draft_model", int(num_tokens or 1), draft=draft_model
         )
     return deploy_on(model, chip, **{**base, **arguments})
-
-
-def find_gpus_by_memory(total: float) -> list[Gpu]:
-    """Return the GPUs whose memory is within 2% of `total` bytes, the nearest first."""
-    whole = (gpu for gpu in list_gpus() if not gpu.slice_of)
-    near = [gpu for gpu in whole if abs(gpu.memory_bytes - total) < 0.02 * total]
-    return sorted(near, key=lambda gpu: abs(gpu.memory_bytes - total))
 
 
 def _find_logged_gpu(name: object) -> Gpu | None:
@@ -372,8 +364,7 @@ def explain_log_file(
     """Compare the log in the file `path` with the plan of its deployment; see `infer_deployment`.
 
     `planned` is that of the command that wrote the log, `model` what it served, if the log does not say
-    so by a name that is known. Where an allocation failed, the GPU is inferred from the memory that it
-    states.
+    so by a name that is known. A GPU that nothing names is inferred from the memory that the log states.
     """
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors, guess = find_startup_errors(text), ""
@@ -382,11 +373,15 @@ def explain_log_file(
     log = parse_startup_log(text, knows_model=model is not None or planned is not None)
     if model is not None:
         log = replace(log, arguments={**log.arguments, "model": model})
-    shortage = find_memory_shortage(errors)
-    if shortage and not (gpu or planned or _find_logged_gpu(log.arguments.get("gpu"))):
-        gpu = next((near.name for near in find_gpus_by_memory(shortage.total)), None)
-        size = f"{shortage.total / GIB:.2f} GiB"
-        guess = f"Inferred: {gpu}, the nearest to its {size}; --gpu says another. "
+    if not (gpu or planned or _find_logged_gpu(log.arguments.get("gpu"))):
+        shortage = find_memory_shortage(errors)
+        total = log.arguments.get("gpu_total", shortage.total if shortage else 0)
+        whole = (known for known in list_gpus() if not known.slice_of)
+        near = [known for known in whole if abs(known.memory_bytes - total) < 0.02 * total]
+        if near:
+            gpu = min(near, key=lambda known: abs(known.memory_bytes - total)).name
+            size = f"{total / GIB:.2f} GiB"
+            guess = f"Inferred: {gpu}, the nearest to its {size}; --gpu says another. "
     explanation = _explain_log(log, gpu, planned)
     inferred = f"{guess}{explanation.inferred}".strip()
     return replace(explanation, errors=tuple(errors), inferred=inferred)

@@ -86,24 +86,22 @@ def read_metrics_page(location: str | Path) -> MetricsPage:
         taken_at_s = Path(location).stat().st_mtime
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = re.sub("^(vllm|sglang)_", r"\1:", sample.name)
-                edge, value = float(sample.labels.get("le", 0)), abs(float(sample.value))
-                is_number = not math.isnan(edge) and value < MAX_METRIC_VALUE
-                if name.startswith(tuple(METRIC_PREFIXES)) and not is_number:
-                    raise PlannerError(
-                        f"{location} is not a /metrics page: {name} is {sample.value:g}; a"
-                        f" finite number below {MAX_METRIC_VALUE:g} is needed"
-                    )
-                samples.setdefault(name, []).append((sample.labels, float(sample.value)))
-    except PlannerError:
-        raise
+        families = list(text_string_to_metric_families(text))
     except (ValueError, KeyError, IndexError, OverflowError):
         # the parser quotes the line, and a file that is no page may hold anything
         raise PlannerError(
             f"{location} is not a /metrics page: a line is not of the form NAME{{LABELS}} NUMBER"
         ) from None
+    for sample in (sample for family in families for sample in family.samples):
+        name = re.sub("^(vllm|sglang)_", r"\1:", sample.name)
+        edge, value = sample.labels.get("le", "0"), sample.value
+        if abs(value) < MAX_METRIC_VALUE and re.fullmatch(r"[-+.\deE]+|\+?Inf", edge):
+            samples.setdefault(name, []).append((sample.labels, float(value)))
+        elif name.startswith(tuple(METRIC_PREFIXES)):
+            raise PlannerError(
+                f"{location} is not a /metrics page: {name} is {str(value)[:20]}; a finite number"
+                f" below {MAX_METRIC_VALUE:g} is needed"
+            )
     totals = {f"{name}_total": series for name, series in samples.items()}
     return MetricsPage({**totals, **samples}, taken_at_s, str(location))
 
