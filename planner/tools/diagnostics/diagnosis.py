@@ -7,7 +7,7 @@ is scheduling or memory; if its steps are faster, the cause is the machine.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,8 @@ class DiagnosisCase:
         """The measured traffic with the plan's burstiness; None if rate or lengths are unknown."""
         planned = self.planned
         longest = planned.deployment.args.max_model_len - 1 if planned else math.inf
-        workload = self.measured.estimate_workload(longest)
-        if workload is None or planned is None or planned.workload is None:
-            return workload
-        return replace(workload, burstiness=planned.workload.burstiness)
+        traffic = planned.workload if planned else None
+        return self.measured.estimate_workload(longest, traffic.burstiness if traffic else 1.0)
 
     @cached_property
     def simulated(self) -> Performance | None:

@@ -255,19 +255,12 @@ def infer_deployment(
     quantization, speculation, model_name, gpu_name = (
         arguments.pop(key, None) for key in ("quantization", "speculation", "model", "gpu")
     )
-    chip, total = _find_logged_gpu(gpu_name), arguments.get("gpu_total", 0)
-    if gpu:
-        chip = parse_gpu_count(gpu)[1]
-    if planned and chip in (None, planned.gpu):
+    chip = parse_gpu_count(gpu)[1] if gpu else _find_logged_gpu(gpu_name)
+    if planned and (chip is None or chip.name == planned.gpu.name):
         chip = planned.gpu
     if chip is None:
         raise PlannerError("the log does not name its GPU: add --gpu NAME")
     model = _resolve_logged_model(model_name, quantization, planned)
-    if total and abs(total - chip.memory_bytes) > 0.1 * chip.memory_bytes:
-        raise PlannerError(
-            f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has"
-            f" {chip.memory_bytes / GIB:.2f} GiB"
-        )
     for size in ("tp", "pp", "dp", "dcp"):
         if not isinstance(arguments.get(size, 1), int):
             raise PlannerError(f"the log's {size} is {arguments[size]!r:.60}, not a whole number")

@@ -65,9 +65,6 @@ class MetricsPage:
         for labels, value in self.samples.get(f"{name}_bucket", ()):
             edge = float(labels.get("le", "nan"))
             counts[edge] = counts.get(edge, 0.0) + value
-        count = self.sum_series(f"{name}_count")
-        if counts and count is not None:  # a page that was cut, or an exporter that leaves it out
-            counts.setdefault(math.inf, max(count, *counts.values(), 0.0))
         return dict(sorted(counts.items())) if math.inf in counts else {}
 
 
@@ -199,7 +196,9 @@ class ReplicaMetrics:
         counted = self.counters.get(counter) or math.nan
         return max(counted / (self.requests or math.nan), 1.0)
 
-    def estimate_workload(self, max_tokens: float = math.inf) -> Workload | None:
+    def estimate_workload(
+        self, max_tokens: float = math.inf, burstiness: float = 1.0
+    ) -> Workload | None:
         """Return the measured traffic; None if the rate or the lengths are not reported.
 
         A prompt and its output together have at most `max_tokens`; each is limited by what the mean
@@ -223,6 +222,7 @@ class ReplicaMetrics:
             lengths["prompt"],
             lengths["output"],
             rate=self.arrival_rps,
+            burstiness=burstiness,
             prefix_hit_rate=min(hits, 1.0) if hits > 0 else 0.0,
         )
 
