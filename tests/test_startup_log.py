@@ -283,17 +283,22 @@ def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:
     assert found.speculation is not None and found.speculation.num_speculative_tokens == 2
 
 
-@pytest.mark.parametrize(
-    ("gpu", "model", "message"),
-    [
-        ("L4", None, "log's GPU has 79.19 GiB, L4 has"),
-    ],
-)
-def test_a_log_that_cannot_be_placed_says_what_is_missing(
-    gpu: str | None, model: str | None, message: str
-) -> None:
-    with pytest.raises(PlannerError, match=message):
-        explain_log_file(GRANITE, gpu, deploy_on(model, "H100", tp=4) if model else None)
+def test_a_log_of_another_gpu_or_model_does_not_fit() -> None:
+    with pytest.raises(PlannerError, match="log's GPU has 79.19 GiB, L4 has"):
+        explain_log_file(GRANITE, "L4")
+    found = explain_log_file(GRANITE, planned=deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4))
+    assert "does not fit" in found.verdict and not found.scenario_line
+
+
+def test_a_gpu_that_a_log_does_not_name_is_inferred_by_its_memory(tmp_path: Path) -> None:
+    found = explain_log_file(GRANITE)
+    assert "the nearest to its 79.19 GiB; --gpu says another" in found.inferred
+    assert found.plan.deployment.gpu.memory_bytes / GIB == pytest.approx(79.19, rel=0.01)
+    (tmp_path / "log").write_text(
+        "non-default args: {'model': 'Qwen/Qwen3-8B'}\nModel loading took 15.3 GiB\n"
+    )
+    with pytest.raises(PlannerError, match="does not name its GPU: add --gpu NAME"):
+        explain_log_file(tmp_path / "log")
 
 
 EXCERPT = """INFO vLLM API server version 0.20.2

@@ -1,4 +1,4 @@
-"""How the simulator's kernels are compiled: into one piece of machine code, kept on disk.
+"""How the simulator's kernels are compiled: into machine code that is kept on disk.
 
 Kernels, which only compiled code calls, have the decorators `njit_...`. Python calls an
 `EntryPoint`. `python -m planner.simulator` compiles all of them ahead.
@@ -9,8 +9,8 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,9 +22,7 @@ import llvmlite
 import numba
 from llvmlite import binding
 from numba import njit, types
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult
-from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
@@ -157,7 +155,6 @@ class EntryPoint(Generic[ParamsT, ResultT]):
             if self._code.find(signature) is None and (folder := find_code_folder()):
                 with suppress(PlannerError):  # of processes, one compiles, and the others wait
                     stack.enter_context(lock_folder(ensure_folder(folder)))
-            stack.enter_context(_link_kernels(self._compiled))
             self._compiled.compile(signature)
 
 
@@ -233,58 +230,3 @@ def find_code_folder() -> Path | None:
 def _remove_old_builds(folder: Path) -> None:
     for build in sorted(folder.iterdir(), key=os.path.getmtime)[:-MAX_KEPT_BUILDS]:
         shutil.rmtree(build, ignore_errors=True)
-
-
-class _LinkedLibrary(JITCodeLibrary):
-    """Code of a kernel that is only linked into an entry point.
-
-    Numba optimizes every function together with all that it calls, and makes machine code of it.
-    A kernel that is called through four others is thus compiled five times, four of them for
-    nothing.
-    """
-
-    @property
-    def codegen(self) -> Any:
-        return _WithoutEnvironments(self._codegen)
-
-    def get_pointer_to_function(self, name: str) -> int:
-        return 0
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
-        self._finalized = True
-
-
-class _WithoutEnvironments:
-    """Numba's code generator, for functions that are not in memory, which have no environment."""
-
-    def __init__(self, codegen: Any) -> None:
-        self._codegen = codegen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._codegen, name)
-
-    def set_env(self, name: str, environment: object) -> None:
-        pass
-
-
-@contextmanager
-def _link_kernels(compiled: Any) -> Iterator[None]:
-    """Make numba compile an entry point as a whole, and what it calls for nothing else."""
-    codegen = cpu_target.target_context.codegen()
-    create_library = codegen.create_library
-
-    def create(name: str, **options: Any) -> Any:
-        if name == compiled.py_func.__qualname__:
-            return create_library(name, **options)
-        return _LinkedLibrary(codegen, name, **options)  # type: ignore[no-untyped-call]
-
-    with global_compiler_lock:
-        codegen.create_library = create
-        try:
-            yield
-        finally:
-            del codegen.create_library

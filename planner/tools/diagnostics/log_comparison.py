@@ -260,6 +260,11 @@ def infer_deployment(
         chip = planned.gpu
     if chip is None:
         raise PlannerError("the log does not name its GPU: add --gpu NAME")
+    if abs((total := arguments.get("gpu_total", chip.memory_bytes)) / chip.memory_bytes - 1) > 0.1:
+        raise PlannerError(
+            f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has"
+            f" {chip.memory_bytes / GIB:.2f} GiB"
+        )
     model = _resolve_logged_model(model_name, quantization, planned)
     for size in ("tp", "pp", "dp", "dcp"):
         if not isinstance(arguments.get(size, 1), int):
