@@ -83,7 +83,7 @@ def _convert(data: object, form: Mapping[str, Any]) -> Mapping[str, Any]:
     return _complete({name: value for name, value in run.items() if value is not None})
 
 
-def _find(data: object, path: str) -> object:
+def _find(data: Any, path: str) -> Any:
     """Return what is in the field `path`; None where there is none."""
     for name in path.split("."):
         data = data[-1] if isinstance(data, list) and data else data

@@ -173,7 +173,7 @@ class DiagnosisCase:
         running, waiting = (gauges.get(role, 0.0) for role in ("running", "waiting"))
         # Little's law, if that is more
         running_mean = measured.requests / seconds * (e2e - (queue if queue > 0 else 0.0))
-        facts = {
+        facts: dict[str, Any] = {
             "has_pages": True, "requests": measured.requests, "rate": measured.arrival_rps,
             "since_start": measured.since_start, "is_idle": measured.is_idle,
             "between_pages": not measured.since_start and not measured.num_idle_pages,
@@ -203,7 +203,7 @@ class DiagnosisCase:
         kv, tokens = memory.kv_available, memory.pool.num_blocks * memory.pool.layout.block_size
         traffic, load, simulated = planned.workload, self.measured_workload, self.simulated
         accepted = compute_planned_acceptance(deployment)
-        known = {
+        known: dict[str, Any] = {
             "slots": deployment.args.max_num_seqs * ranks,
             "has_links": deployment.layout.tp > 1, "planned_pool": tokens,
             "pool_lo": tokens * max(kv.lo, 0.0) / max(kv.mid, 1.0) / MEASURED_EXCESS_FACTOR,

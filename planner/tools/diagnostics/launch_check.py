@@ -152,7 +152,7 @@ class LaunchCheck:
             "KV cache", "tokens", expected * tokens, figures.get("kv_tokens", paged), worse="lower", sigma=0.01,
         )  # fmt: skip
         loads = [derive_effective_workload(p.deployment, p.workload) for p, _ in self.benchmarks]
-        loads = loads or [planned.workload] * bool(planned.workload)
+        loads = loads or [load for load in [planned.workload] if load]
         shares = {
             "prompt tokens from the prefix cache": (
                 min((load.cache_hit_fraction for load in loads), default=0.0), "hits",
