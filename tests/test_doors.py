@@ -9,27 +9,35 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 import pytest
 from packaging.version import Version
 from shipped import sampled
 
 from planner.core import http
+from planner.core.catalog import StrictEntry
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_json, parse_yaml, read_yaml_sections
 from planner.core.redaction import is_secret_name, redact_text
+from planner.engines.deployment import deploy_on
 from planner.engines.layout import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
+from planner.planning.scenario_schema import ScenarioEntry, _EngineArgs
+from planner.planning.table_rows import ENGINE_ARG_COLUMNS, INPUT_COLUMNS
+from planner.simulator.schedule_cases import ScheduleCaseConfig, read_schedule_case
 from planner.tools.batch import _run_on_workers, predict_row
 from planner.tools.diagnostics import diagnose
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
+from planner.tools.fleet.allocation import FleetEntry
 from planner.tools.lint.report import lint
+from planner.tools.sweep_points import DeploymentEntry
 from planner.ui import cli
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -149,6 +157,48 @@ def test_a_plan_that_no_planner_wrote_is_refused(
     path.write_text(json.dumps({**PLAN, **fields}))
     with pytest.raises(PlannerError, match=f"is not a plan.json of this planner.*{told}"):
         load_planned_replica(path)
+
+
+def list_unbounded(schema: Any, path: str = "") -> Iterator[str]:
+    """Whole numbers of a JSON schema that may be a thousand million."""
+    if isinstance(schema, dict) and schema.get("type") == "integer":
+        bound = schema.get("maximum", schema.get("exclusiveMaximum", 10**9))
+        yield from [path] * (bound >= 10**9)
+    for name, part in enumerate(schema) if isinstance(schema, list) else schema.items():
+        if isinstance(part, dict | list):
+            yield from list_unbounded(part, f"{path}.{name}")
+
+
+@pytest.mark.parametrize(
+    "entry", [ScenarioEntry, _EngineArgs, DeploymentEntry, ScheduleCaseConfig, FleetEntry]
+)
+def test_a_file_has_no_count_of_a_thousand_million(entry: type[StrictEntry]) -> None:
+    unbounded = {*list_unbounded(entry.model_json_schema())}
+    assert unbounded <= {".properties.engine_args.additionalProperties.anyOf.0"}  # `_EngineArgs`
+
+
+@pytest.mark.parametrize(
+    "column", [name for name, kind in INPUT_COLUMNS.items() if kind in ("size", "count")]
+)
+def test_a_row_has_no_count_of_a_thousand_million(column: str) -> None:
+    row = {"model": "Qwen/Qwen3-8B", "gpu": "H100", "isl": "9", "osl": "9", "concurrency": "1"}
+    answer = predict_row({**row, column: "1000000000"})
+    assert answer["error"] in (
+        f"{column}: expected a whole number from {least} to 100,000,000, got '1000000000'"
+        for least in (0, 1)
+    )
+    if column in ENGINE_ARG_COLUMNS:
+        with pytest.raises(PlannerError, match=f"{column} is 1000000000; it must be [01] to 1"):
+            deploy_on("Qwen/Qwen3-8B", "H100", **{column: 10**9})
+
+
+def test_a_case_of_too_many_blocks_is_refused_before_they_are_listed(tmp_path: Path) -> None:
+    config = {"max_num_seqs": 8, "max_num_batched_tokens": 10**6, "num_blocks": 99, "block_size": 1,
+              "max_model_len": 10**8, "enable_prefix_caching": True}  # fmt: skip
+    request = {"id": "a", "arrival_step": 0, "output_len": 5, "prompt": [["x", 10**8 - 9]]}
+    (tmp_path / "c.json").write_text(json.dumps({"config": config, "requests": [request]}))
+    with pytest.raises(PlannerError, match=r"1e\+08 steps or blocks"):
+        read_schedule_case(tmp_path / "c.json")
 
 
 def test_one_bound_of_adapters_and_ranks_everywhere() -> None:
@@ -497,10 +547,12 @@ def test_yaml_is_refused_in_plain_words(text: str, told: str) -> None:
         parse_yaml(text, "a.yaml")
 
 
-@pytest.mark.parametrize("name", ["user:secret@", "user:sec/ret@", "user:sec@ret@"])
-def test_an_address_of_a_scheduler_has_no_login(name: str) -> None:
-    with pytest.raises(PlannerError, match=r"without a login.*//\.\.\.@10") as refused:
-        next(_run_on_workers(lambda _: {}, [], f"tcp://{name}10.0.0.1:8786", 1))
+@pytest.mark.parametrize(
+    "login", ["tcp://user:secret@", "tcp://user:sec/ret@", "user:sec@ret@", "ret:"]
+)
+def test_an_address_of_a_scheduler_has_no_login(login: str) -> None:
+    with pytest.raises(PlannerError, match="without a login") as refused:
+        next(_run_on_workers(lambda _: {}, [], f"{login}10.0.0.1:8786", 1))
     assert "ret" not in str(refused.value)
 
 

@@ -175,7 +175,7 @@ def test_a_context_that_fits_the_traffic_stands_in_for_the_models_own(tmp_path: 
     [
         ({"model": ""}, "model (or model_config) is missing"),
         ({"gpu": ""}, "gpu is missing"),
-        ({"tp": "two"}, "tp: expected a whole number from 1, got 'two'"),
+        ({"tp": "two"}, "tp: expected a whole number from 1 to 100,000,000, got 'two'"),
         ({"tp": "0"}, "tp: expected a whole number from 1"),
         ({"tp": "3"}, "must be divisible by tensor parallel size (3)"),
         ({"tp": "1e400"}, "tp: expected a whole number"),

@@ -1,4 +1,4 @@
-"""Units of bytes."""
+"""Units of bytes, and the largest count that is read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ MIB, GIB = 2**20, 2**30
 """Bytes in a MiB and a GiB, the units in which drivers and engines report memory."""
 GB = 10**9
 """Bytes in a GB, the unit of vendors' bandwidths and capacities."""
+MAX_COUNT = 10**8
+"""Largest whole number that a scenario, a table or a schedule case may give, of whatever it counts."""
 
 
 def convert_gib_to_bytes(gib: float, max_bytes: int, field: str) -> int:

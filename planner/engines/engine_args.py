@@ -1,14 +1,13 @@
 """Engine arguments by the engine's own names, and what a version resolves them to."""
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.core.errors import PlannerError, check_known_names
-from planner.core.units import GIB, MIB
+from planner.core.units import GIB, MAX_COUNT, MIB
 from planner.core.versions import Version
 from planner.engines.engine import BatchLimitTier, Engine
 from planner.engines.layout import ParallelLayout, SpeculationConfig
@@ -59,6 +58,8 @@ class EngineArgs:
 
 MAX_BATCH_LIMITS = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 """Largest batches with tabulated step costs; above the longest context of the catalog's models."""
+POSITIVE_COUNTS = {"max_model_len", *MAX_BATCH_LIMITS, "block_size", "scheduler_recv_interval"}
+"""Arguments of which 0 is none."""
 FIRST_RELEASE_WITH_KV_OFFLOAD = Version(0, 12)
 """The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv)."""
 MAX_OFFLOAD_GIB = 65536
@@ -218,25 +219,15 @@ BrokenRule = tuple[bool, str]
 def _list_batch_rules(args: EngineArgs, engine: Engine, model: Model) -> list[BrokenRule]:
     """List the rules of lengths, batches and scheduling, in the order in which they are checked."""
     length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
-    sizes = {
-        name: getattr(args, name) for name in ("max_model_len", *MAX_BATCH_LIMITS, "block_size")
-    }
+    counts = {name: value for name, value in vars(args).items() if type(value) is int}
     media = r"(image|video|audio)=\d+"
     max_position, is_vllm = model.architecture.max_position, engine.name == "vllm"
-    max_recv_interval = math.inf if engine.name == "sglang" else 1
     return [
         *(
-            (size is not None and size < 1, f"{name} is {size}; it must be at least 1")
-            for name, size in sizes.items()
-        ),
-        *(
-            (sizes[name] > limit, f"{name} is {sizes[name]}; at most {limit} are planned")
-            for name, limit in MAX_BATCH_LIMITS.items()
-        ),
-        (
-            args.long_prefill_token_threshold < 0,
-            f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0"
-            " (off) or more",
+            (not least <= count <= most, f"{name} is {count}; it must be {least} to {most:,}")
+            for name, count in counts.items()
+            for least in [int(name in POSITIVE_COUNTS)]
+            for most in [MAX_BATCH_LIMITS.get(name, MAX_COUNT)]
         ),
         (
             not re.fullmatch(f"{media}(,{media})*", args.limit_mm_per_prompt or "image=1"),
@@ -280,9 +271,8 @@ def _list_batch_rules(args: EngineArgs, engine: Engine, model: Model) -> list[Br
             f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority",
         ),
         (
-            not 1 <= args.scheduler_recv_interval <= max_recv_interval,
-            f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and"
-            " 1 but for sglang",
+            args.scheduler_recv_interval != 1 and engine.name != "sglang",
+            f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be 1 but for sglang",
         ),
     ]
 

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError, check_known_names
 from planner.core.intervals import Z_SCORE_80PCT
+from planner.core.units import MAX_COUNT
 from planner.engines.engine_args import LORA_RANKS, EngineArgs, format_media_limits
 from planner.engines.layout import SpeculationConfig
 from planner.hardware.gpus import get_gpu
@@ -79,8 +80,8 @@ PositiveNumber = Annotated[float, Field(gt=0, le=1e12)]
 UsdPerGpuHour = Annotated[float, Field(ge=0.001, le=10_000)]
 NonNegativeNumber = Annotated[float, Field(ge=0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-PositiveCount = Annotated[int, Field(gt=0, le=10**12)]
-NonNegativeCount = Annotated[int, Field(ge=0, le=10**12)]
+PositiveCount = Annotated[int, Field(gt=0, le=MAX_COUNT)]
+NonNegativeCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 NameList = Annotated[tuple[str, ...], BeforeValidator(_wrap_in_list), Field(min_length=1)]
 
 
@@ -163,7 +164,7 @@ class SessionsEntry(StrictEntry):
     users: PositiveNumber | None = None
     per_hour: PositiveNumber | None = None
     turns: LengthsEntry
-    system_tokens: Annotated[int, Field(ge=0, le=10**8)] = 0
+    system_tokens: NonNegativeCount = 0
     context_tokens: LengthsEntry
     turn_tokens: LengthsEntry
     output_tokens: LengthsEntry
@@ -474,7 +475,7 @@ class ScenarioEntry(StrictEntry):
 
 _FIELDS: dict[str, Any] = {
     name: (
-        Annotated[kind, Field(le=2**40)] | None if kind in (int, int | None) else kind | None,
+        Annotated[kind, Field(le=MAX_COUNT)] | None if kind in (int, int | None) else kind | None,
         None,
     )
     for name, kind in get_type_hints(EngineArgs).items()

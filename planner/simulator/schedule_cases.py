@@ -15,6 +15,7 @@ from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
 from planner.core.readers import parse_json, read_text
+from planner.core.units import MAX_COUNT
 from planner.simulator.kernel_types import (
     NOTE_ENTRY,
     NOTE_FINISHED,
@@ -42,7 +43,7 @@ STEP_LOG_COLUMNS = (
 
 MAX_LOGGED_TOKENS = 3_000_000
 """Most tokens of all requests of a case, since its step log lists them."""
-CasePositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+CasePositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 CaseStep = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
@@ -69,7 +70,7 @@ class ScheduleCaseConfig(StrictEntry):
     max_model_len: CasePositiveInt
     enable_prefix_caching: bool = False
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = 0
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = 0
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = False
     groups: tuple[
@@ -175,11 +176,15 @@ def _validate_requests(
                 raise PlannerError(f"{file}, request {request.id}, field {problem}")
         before = request.arrival_step
 
-    chunk = min(config.max_num_batched_tokens, config.long_prefill_token_threshold or math.inf)
+    chunk = min(
+        config.max_num_batched_tokens,
+        config.long_prefill_token_threshold or math.inf,
+        config.block_size if config.enable_prefix_caching else math.inf,
+    )
     steps = sum(sum(tokens for _, tokens in r.segments) / chunk + r.output_len for r in requests)
     if steps > MAX_LOGGED_TOKENS:
         raise PlannerError(
-            f"{file}: requests of {steps:.3g} steps together are more than the"
+            f"{file}: requests of {steps:.3g} steps or blocks together are more than the"
             f" {MAX_LOGGED_TOKENS:,} replayed"
         )
 
