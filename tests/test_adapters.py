@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shipped import answer_of, plan_once
+from shipped import plan_once
 
 from planner.analysis.memory_sweeps import build_budget_table
 from planner.core.errors import PlannerError
@@ -32,9 +32,6 @@ from planner.simulator.simulation import (
     simulate_requests,
     simulate_workload,
 )
-from planner.ui.decision_memo import build_memo
-from planner.ui.plan_panel import build_page
-from planner.ui.plan_text import format_answer
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import sample_arrivals
 from planner.workload.workload import Workload, compute_zipf_fractions
@@ -200,7 +197,7 @@ def test_adapters_without_slots_are_refused() -> None:
 ASKED = {
     "question": "A customer, an adapter?", "model": "meta-llama/Llama-3.1-8B-Instruct",
     "engine_version": "0.20.2",
-    "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
+    "gpus": [{"gpu": "H100-SXM", "at_most": 2}],
     "adapters": {"count": 40, "ranks": [8, 12], "zipf": 1.0},
     "workload": {"prompt_tokens": {"mean": 600, "p95": 2000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 6},
     "service_level": {"tpot": {"p95": 40}},
@@ -297,12 +294,6 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     assert plan.chosen is not None and plan.chosen.is_simulated
     args = plan.chosen.deployment.args
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
-    slots = f"40 LoRA adapters (Zipf 1), {args.max_loras} slot"
-    text = " ".join(format_answer(answer_of(plan)).split())
-    said = build_memo(answer_of(plan)).sentences, build_page(answer_of(plan))["say"], [text]
-    assert all(any(slots in line for line in lines) for lines in said)
-    asked_for = dict(build_memo(answer_of(plan)).asked)["Traffic"]
-    assert "each for one of 40 LoRA adapters" in asked_for
     started = str(build_launch(plan.chosen.prediction))
     for flag in (
         "--enable-lora",
@@ -315,16 +306,6 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     (rented,) = render_artifacts(plan.chosen.prediction, (), wanted=["runpod"]).values()
     assert "\n# LORA_MODULES=[" in rented and "$" not in rented, (
         "an environment file fills nothing in"
-    )
-    without = plan_once(parse_scenario({**ASKED, "adapters": None}, "plain"))
-    assert (
-        without.chosen is not None
-        and without.chosen.prediction.performance
-        and plan.chosen.prediction.performance
-    )
-    assert (
-        without.chosen.prediction.performance.tpot["mean"].mid
-        < plan.chosen.prediction.performance.tpot["mean"].mid
     )
 
 

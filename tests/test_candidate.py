@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
-from planner.planning import simulation_runs
 from planner.planning.candidate import Candidate
-from planner.planning.capacity import MAX_OUTPUT_TOKENS_PER_RUN, estimate_capacity
+from planner.planning.capacity import estimate_capacity
 from planner.planning.engine_tuning import tune_to_margin
 from planner.planning.evaluation import check_against_slos, evaluate_candidate
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import search_deployments, tune_candidate
 from planner.planning.simulation_runs import (
-    MIN_REQUESTS_PER_RUN,
-    SCREENING_REQUEST_BOUNDS,
-    count_requests_to_simulate,
     simulate_once,
 )
 from planner.planning.slo import format_latency
@@ -224,30 +220,6 @@ def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_lo
     # full steps are as uncertain whichever way they are asked for
     assert flooded.request_tps.lo == pytest.approx(quiet.capacity.lo)
     assert flooded.request_tps.hi == pytest.approx(quiet.capacity.hi)
-
-
-def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with() -> None:
-    long = asked(
-        workload={**CHAT["workload"], "output_tokens": {"exactly": 100_000}, "rate": 0.1}
-    ).workload
-    roomy = CARD.with_args(max_model_len=102_400)
-    assert (
-        count_requests_to_simulate(roomy, long)
-        == MAX_OUTPUT_TOKENS_PER_RUN / 100_000
-        == MIN_REQUESTS_PER_RUN
-    )
-    assert count_requests_to_simulate(roomy, long, quick=True) == SCREENING_REQUEST_BOUNDS[1]
-
-
-def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are_forgotten(
-    monkeypatch,
-) -> None:
-    """A search of large MoE models replays more deployments than schedules are kept, and then most of them again."""
-    asking = at(2)
-    first = simulate_candidate(asking, evaluate_candidate(asking, CARD, 1))
-    simulation_runs.run_simulation.cache_clear()
-    monkeypatch.setattr(simulation_runs, "simulate_workload", None)
-    assert simulate_candidate(asking, evaluate_candidate(asking, CARD, 1)) == first
 
 
 def test_candidates_with_other_arguments_are_others() -> None:

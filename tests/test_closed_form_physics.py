@@ -268,48 +268,14 @@ def test_tails_are_those_of_the_replay():
             assert whole == pytest.approx(run.summarize("e2e")["p95"], rel=0.15)
 
 
+LD = LengthDistribution
 DRAFTING = (
     # budget, drafted, accepted, prompts, outputs, in flight
-    (
-        2048,
-        4,
-        0.9,
-        LengthDistribution.from_uniform(20, 0.5),
-        LengthDistribution.from_constant(2),
-        400,
-    ),
-    (
-        1024,
-        5,
-        0.3,
-        LengthDistribution.from_constant(4),
-        LengthDistribution.from_lognormal(90, 180),
-        1024,
-    ),
-    (
-        2048,
-        3,
-        0.72,
-        LengthDistribution.from_lognormal(12, 24),
-        LengthDistribution.from_lognormal(22, 44),
-        1500,
-    ),
-    (
-        2048,
-        5,
-        0.6,
-        LengthDistribution.from_constant(300),
-        LengthDistribution.from_constant(40),
-        1024,
-    ),
-    (
-        8192,
-        5,
-        0.4,
-        LengthDistribution.from_constant(16),
-        LengthDistribution.from_lognormal(3, 5),
-        140,
-    ),
+    (2048, 4, 0.9, LD.from_uniform(20, 0.5), LD.from_constant(2), 400),
+    (1024, 5, 0.3, LD.from_constant(4), LD.from_lognormal(90, 180), 1024),
+    (2048, 3, 0.72, LD.from_lognormal(12, 24), LD.from_lognormal(22, 44), 1500),
+    (2048, 5, 0.6, LD.from_constant(300), LD.from_constant(40), 1024),
+    (8192, 5, 0.4, LD.from_constant(16), LD.from_lognormal(3, 5), 140),
 )
 
 

@@ -22,7 +22,6 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
 from planner.hardware.prices import PriceSelection
 from planner.latency.performance import Performance
-from planner.memory.memory_plan import plan_memory
 from planner.planning.prediction import evaluate
 from planner.planning.slo import SloTarget
 from planner.workload.length_distribution import LengthDistribution
@@ -135,17 +134,6 @@ def test_an_older_version_is_not_given_flags_nobody_checked() -> None:
     assert "--shutdown-timeout" not in str(command(deployment("0.12.0")))
 
 
-@pytest.mark.parametrize("changes", [{}, {"tp": 8, "pp": 2}])
-def test_scripts_parse(tmp_path: Path, changes: dict) -> None:
-    written = documents(deployment(**changes))
-    for name in ("serve.sh", "bench.sh"):
-        path = tmp_path / name
-        path.write_text(written[name])
-        done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    assert ("--node-rank" in written["serve.sh"]) == (changes != {})
-
-
 @pytest.mark.parametrize(("replica", "gpus", "port"), [("0", "0,1", "8000"), ("3", "6,7", "8003")])
 def test_a_replica_starts_on_its_own_gpus_and_port(
     tmp_path: Path, replica: str, gpus: str, port: str
@@ -175,18 +163,6 @@ def test_the_unit_passes_systemd_analyze(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_benchmark_states_what_to_compare_with() -> None:
-    prediction = evaluate(deployment(), WORKLOAD)
-    text = deploy.render_artifacts(prediction, TARGETS)["bench.sh"]
-    for performance in deploy.predict_benchmark_ramp(prediction).values():
-        for target in TARGETS:
-            value = performance.get(target.metric, target.percentile)
-            assert f"{value.mid * 1e3:.0f} (" in text
-    assert all(target.name in text.splitlines()[4] for target in TARGETS)
-    assert "--goodput tpot:50 ttft:800 e2el:20000" in text
-    assert "--random-input-len 900" in text and "--random-prefix-len 100" in text
-
-
 def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() -> None:
     """A trace shares no one prefix: what its prompts find on average is what all of the benchmark's begin with."""
     reused = replace(WORKLOAD, prefix_tokens=0, prefix_hit_rate=0.4)
@@ -207,11 +183,6 @@ def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() ->
         strict=True,
     )
     assert all(warm.get("ttft", "p50").mid < other.get("ttft", "p50").mid for warm, other in pairs)
-
-
-def test_an_overloaded_step_of_the_ramp_says_so() -> None:
-    heavy = evaluate(deployment(), WORKLOAD.with_rate(500.0))
-    assert "overloaded" in deploy.render_artifacts(heavy, TARGETS)["bench.sh"]
 
 
 @pytest.mark.parametrize(
@@ -239,14 +210,6 @@ def test_a_version_without_the_option_is_one_clear_sentence() -> None:
         PlannerError, match=r"vllm 0\.10\.0 has no option --decode-context-parallel-size"
     ):
         command(deployment("0.10.0", tp=8, dcp=2, model="deepseek-ai/DeepSeek-V3"))
-
-
-def test_the_checklist_has_the_numbers_of_the_plan() -> None:
-    served = deployment()
-    text = documents(served)["checklist.md"]
-    assert f"{plan_memory(served).pool.reported_tokens:,} tokens" in text
-    assert "$8.00 an hour" in text
-    assert len(text.splitlines()) < 60  # one page
 
 
 def test_a_short_name_is_served_under_itself_from_its_repository() -> None:
@@ -438,27 +401,6 @@ def test_the_unit_is_little_exposed_and_sees_the_gpus(tmp_path: Path, card: str)
         card == "MI300X"
     )  # /dev/kfd is that group's
     assert settings["Environment"].count("%C/" + settings["CacheDirectory"]) == 2
-
-
-def test_the_checklist_names_only_files_that_are_written_and_the_engine_to_install() -> None:
-    found = evaluate(deployment(), WORKLOAD)
-    kinds = deploy.DEFAULT_ARTIFACTS, ("checklist",)
-    whole, alone = (
-        deploy.render_artifacts(found, TARGETS, wanted=wanted)["checklist.md"] for wanted in kinds
-    )
-    for name in ("bench.sh", "alerts.yml", "runbook.md", "grafana.json"):
-        assert name in whole and name not in alone
-    assert "the server is vllm 0.20.2, installed" in alone and alone.endswith("inference\n")
-    assert (
-        "`systemctl daemon-reload`, `systemctl enable --now headroom@0`" in whole
-        and "systemctl" not in alone
-    )
-    two = evaluate(deployment(replicas=2), WORKLOAD)
-    for many, is_scaled in ((found, False), (two, True)):  # one replica scales to nothing
-        texts = deploy.render_artifacts(many, TARGETS, wanted=("checklist", "kubernetes"))
-        assert ("scaledobjects.keda.sh" in texts["checklist.md"]) == is_scaled
-        assert ("k8s/scale.yaml" in texts) == is_scaled and "k8s/serve.yaml" in texts
-    assert "KEDA" not in whole
 
 
 def test_a_replica_on_a_mig_slice_finds_it_by_its_uuid(tmp_path: Path) -> None:

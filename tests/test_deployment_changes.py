@@ -39,15 +39,6 @@ def test_a_change_changes_one_thing() -> None:
     assert narrow.model.quantization.weight_bits == 4 and narrow.args == shared.args
 
 
-def test_less_of_the_gpu_leaves_more_for_others() -> None:
-    deployment = deploy_on(SMALL, "H100", gpu_memory_utilization=0.9)
-    prices = [
-        DeploymentChange("gpu_memory_utilization", share).describe_price(deployment)
-        for share in (0.8, 0.95)
-    ]
-    assert "leaves more for" in prices[0] and "leaves less for" in prices[1]
-
-
 def test_a_wider_layout_keeps_its_expert_parallelism() -> None:
     """Experts span all ranks (vLLM, --enable-expert-parallel): 2 x 8 of them beside TP2 x DP8."""
     wide = deploy_on("Qwen/Qwen3-30B-A3B", "H100", dp=8, ep=8)

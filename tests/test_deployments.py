@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
@@ -169,17 +168,6 @@ def test_a_card_that_a_version_no_longer_runs_on_is_told_alike() -> None:
         str(predict_row({**row, "engine_version": version})) for version in ("0.19.0", "0.20.2")
     ]
     assert rejection.reason not in told[0] and rejection.reason in told[1]
-
-
-def test_what_the_engine_refuses_is_refused() -> None:
-    with pytest.raises(PlannerError, match="neither fcfs nor priority"):
-        deployed(
-            asked(
-                "meta-llama/Llama-3.1-8B-Instruct",
-                "H100-SXM",
-                engine_args={"scheduling_policy": "lifo"},
-            )
-        )
 
 
 def test_a_small_token_budget_is_judged_with_the_sequences_that_will_be_set() -> None:

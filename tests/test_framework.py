@@ -28,13 +28,9 @@ H100, MI300X = "H100 SXM", "MI300X"
         (WorkloadTraits(fixed_shapes=True, rebuild_acceptable=True), [H100, MI300X], "vllm"),
         (WorkloadTraits(fixed_shapes=True, rebuild_acceptable=True), [MI300X], "vllm"),
         (WorkloadTraits(portability=True), [H100], "vllm"),
-        (
-            WorkloadTraits(portability=True, structured_or_agentic=True, prefix_reuse=True),
-            [MI300X],
-            "vllm",
-        ),
+        (WorkloadTraits(portability=True, structured_or_agentic=True, prefix_reuse=True), [MI300X], "vllm"),
     ],
-)
+)  # fmt: skip
 def test_advice(traits: WorkloadTraits, gpus: list[str], chosen: str) -> None:
     assert choose_framework(traits, map(get_gpu, gpus)).engine == chosen
 

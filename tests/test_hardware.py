@@ -210,14 +210,14 @@ def test_advertised_fp4_is_twice_the_dense_peak(name: str, fp4_sparse: float) ->
 @pytest.mark.parametrize(
     ("name", "engines"),
     [
-        ("MI100", set()),  # gfx908 stands in no list of docs.vllm.ai
-        ("Rubin", set()),  # announced; vllm issue 49735 is open
+        ("MI100", set()),
+        ("Rubin", set()),
         ("MI300X", {"vllm", "sglang", "tgi"}),
         ("Arc Pro B60", {"vllm", "sglang"}),
         ("Gaudi 2", {"vllm", "sglang", "tgi"}),
         ("Gaudi 3", {"vllm", "sglang", "tgi"}),
     ],
-)
+)  # fmt: skip
 def test_what_runs_where(name: str, engines: set[str]) -> None:
     assert set(get_gpu(name).supported) == engines
     if not engines:

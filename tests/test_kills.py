@@ -15,7 +15,7 @@ def stop(*_): raise Stop
 deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", max_model_len=8192, max_num_seqs=64)
 simulate_once(deployment, load := load_scenario("chat-70b").workload, 300)
 signal.signal(signal.SIGALRM, stop)
-for _ in range(60):
+for _ in range(30):
     signal.setitimer(signal.ITIMER_REAL, 0.004 + 0.02 * random.random())
     try:
         while True:

@@ -22,7 +22,7 @@ from planner.latency.step_model import (
 from planner.latency.step_work import count_step_work
 from planner.memory.memory_plan import plan_memory
 from planner.queueing.batched_step_models import batch_step_models
-from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
+from planner.queueing.steady_state import LoadCase, solve_open_loops
 from planner.simulator.simulation import simulate_workload
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -244,19 +244,6 @@ def test_pairs_are_what_a_loop_counts(tokens, context, window):
     )
 
 
-def test_littles_law_holds():
-    """Sequences decoding = request rate x time decoding, below saturation."""
-    deployment, memory = deployed(LLAMA_70B, tp=4, quantization="fp8")
-    found = open_loop(
-        deployment,
-        memory,
-        Workload(
-            LengthDistribution.from_constant(1000), LengthDistribution.from_constant(250), rate=4
-        ),
-    )
-    assert found.decode_batch == pytest.approx(4 * 250 * found.tpot["mean"].mid, rel=0.1)
-
-
 def test_an_overload_is_told_and_serves_its_capacity():
     deployment, memory = deployed()
     found = open_loop(
@@ -271,20 +258,6 @@ def test_an_overload_is_told_and_serves_its_capacity():
     assert found.ttft["p99"].mid > 60
 
 
-def test_loops_ask_for_their_load():
-    deployment, memory = deployed()
-    with pytest.raises(PlannerError, match="request rate"):
-        open_loop(deployment, memory, inferencex(100, 100, 4))
-    with pytest.raises(PlannerError, match="concurrency"):
-        closed_loop(
-            deployment,
-            memory,
-            Workload(
-                LengthDistribution.from_constant(100), LengthDistribution.from_constant(100), rate=1
-            ),
-        )
-
-
 LAYOUTS = (
     {},
     {"quantization": "fp8", "max_num_seqs": 64, "max_num_batched_tokens": 2048},
@@ -296,45 +269,6 @@ LAYOUTS = (
     {"speculation": SpeculationConfig("eagle3", 3, 0.62)},
 )
 """Dense, windowed, latent and mixture models; formats, batch limits, pipelines, replicas, speculation."""
-LENGTHS = st.one_of(
-    st.floats(1, 2000).map(LengthDistribution.from_constant),
-    st.floats(2, 2000).map(lambda mean: LengthDistribution.from_lognormal(mean, 2 * mean)),
-    st.floats(2, 2000).map(lambda most: LengthDistribution.from_uniform(most, 0.5)),
-)
-LOADED = st.builds(
-    Workload, prompt=LENGTHS, output=LENGTHS, rate=st.floats(0.01, 300),
-    concurrency=st.integers(1, 2000),
-    burstiness=st.floats(0.2, 5), prefix_hit_rate=st.floats(0, 1),
-    num_prompts=st.none() | st.integers(1, 5000),
-)  # fmt: skip
-
-
-def figures_of(found):
-    """Every number of a performance."""
-    times = [found.ttft, found.tpot, found.itl, found.e2e]
-    intervals = [value for one in times for value in one.values()]
-    intervals += [found.output_tps, found.total_tps, found.request_tps]
-    numbers = [number for value in intervals for number in (value.lo, value.mid, value.hi)]
-    return [*numbers, found.decode_batch, found.kv_usage, found.queue, found.saturated]
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(LAYOUTS), LOADED), min_size=1, max_size=6))
-def test_deployments_together_do_what_each_does_alone(asked):
-    cases = [LoadCase(*deployed(**layout), workload) for layout, workload in asked]
-    for alone, together in ((open_loop, solve_open_loops), (closed_loop, solve_closed_loops)):
-        found = together(cases)
-        assert len(found) == len(cases)
-        for k, case in enumerate(cases):
-            single = alone(case.deployment, case.plan, case.workload)
-            assert figures_of(found[k]) == pytest.approx(
-                figures_of(single), rel=1e-9, abs=1e-15, nan_ok=True
-            )
-            assert (found[k].bottleneck, found[k].basis, found[k].warnings) == (
-                single.bottleneck,
-                single.basis,
-                single.warnings,
-            )
 
 
 def test_many_cases_come_in_order():

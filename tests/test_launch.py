@@ -24,49 +24,26 @@ def check(engine: str, many: int, seed: int) -> None:
 
 @pytest.mark.parametrize("engine", SHARES)
 def test_every_planned_value_arrives(engine: str) -> None:
-    check(engine, round(60 * SHARES[engine]), 0)
+    check(engine, round(120 * SHARES[engine]), 0)
 
 
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        (
-            {"engine": "trtllm", "speculation": SpeculationConfig("suffix", 3)},
-            "trtllm has no speculative method suffix",
-        ),
-        (
-            {"engine": "trtllm", "speculation": SpeculationConfig("eagle3", 3)},
-            "name the eagle3 head",
-        ),
+        ({"engine": "trtllm", "speculation": SpeculationConfig("suffix", 3)},
+         "trtllm has no speculative method suffix"),
+        ({"engine": "trtllm", "speculation": SpeculationConfig("eagle3", 3)}, "name the eagle3 head"),
         ({"engine": "trtllm", "limit_mm_per_prompt": "image=2"}, "has no limit_mm_per_prompt"),
         ({"limit_mm_per_prompt": "pictures=2"}, "expected such as image=2,video=0"),
         ({"revision": "main; id"}, "expected a branch, tag or commit"),
-        (
-            {"revision": "main", "quantization": "awq"},
-            "revision main is not one of a checkpoint quantized with awq",
-        ),
-        (
-            {"engine": "trtllm", "scheduling_policy": "priority"},
-            "has no scheduling policy priority",
-        ),
-        (
-            {"engine": "sglang", "long_prefill_token_threshold": 9},
-            "has no long_prefill_token_threshold",
-        ),
-        (
-            {"engine_version": "0.8.5", "async_scheduling": True},
-            "vllm 0.8.5 has no option --async-scheduling",
-        ),
-        (
-            {"engine_version": "0.16.0", "block_size": 48},
-            "--block-size: takes one of 1, 8, 16, 32, 64, 128, 256",
-        ),
-        (
-            {"engine_version": "0.8.5", "dp": 16},
-            "vllm 0.8.5 has no option --data-parallel-size-local",
-        ),
+        ({"revision": "main", "quantization": "awq"}, "revision main is not one of a checkpoint quantized with awq"),
+        ({"engine": "trtllm", "scheduling_policy": "priority"}, "has no scheduling policy priority"),
+        ({"engine": "sglang", "long_prefill_token_threshold": 9}, "has no long_prefill_token_threshold"),
+        ({"engine_version": "0.8.5", "async_scheduling": True}, "vllm 0.8.5 has no option --async-scheduling"),
+        ({"engine_version": "0.16.0", "block_size": 48}, "--block-size: takes one of 1, 8, 16, 32, 64, 128, 256"),
+        ({"engine_version": "0.8.5", "dp": 16}, "vllm 0.8.5 has no option --data-parallel-size-local"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_said_is_refused_in_a_sentence(changes: dict, what: str) -> None:
     with pytest.raises(PlannerError, match=re.escape(what)):
         build_deployment_launch(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", **changes))
@@ -101,12 +78,6 @@ def test_sglang_counts_all_gpus_of_a_stage() -> None:
     assert (
         "--max-running-requests 512 --chunked-prefill-size 65536" in old
     )  # it divides both by its copies
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", SHARES)
-def test_every_planned_value_of_300_plans_arrives(engine: str) -> None:
-    check(engine, round(300 * SHARES[engine]), 1)
 
 
 def test_a_head_that_nothing_can_ask_for_later_is_refused_before_the_search() -> None:

@@ -10,9 +10,7 @@ from planner.answers import Answer, serialize_answer
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
 from planner.planning.search import Plan
 from planner.planning.what_if import find_measure_first, pin_candidate
-from planner.ui.decision_memo import build_memo
 from planner.ui.plan_files import write_plan_files
-from planner.ui.plan_panel import build_page
 from planner.ui.plan_text import format_answer
 
 FIELDS: dict[str, Any] = {
@@ -64,8 +62,7 @@ def test_no_cheaper_plan_with_a_fair_chance_is_worth_more() -> None:
     assert chance == pytest.approx(max(worth), rel=0.02)
 
 
-def test_one_sentence_stands_on_every_surface(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """Its figures follow from the price of a GPU-hour alone."""
+def test_what_it_saves_and_costs_follows_from_the_price_of_a_gpu_hour(tmp_path) -> None:  # type: ignore[no-untyped-def]
     plan, answer = find_plan_worth_measuring(), measured()
     first = answer.measure_first
     assert first and plan.chosen
@@ -77,11 +74,6 @@ def test_one_sentence_stands_on_every_surface(tmp_path) -> None:  # type: ignore
     assert said["benchmark_usd"] == pytest.approx(24 * price.median_usd)  # TP1: one GPU for a day
     assert said["saves_usd_per_month"] == first.saved_usd
     assert said["probability"] == round(first.offer.probability, 4)
-    terminal = " ".join(format_answer(answer).split())
-    sentence = terminal[terminal.index("Measure first: ") :].partition(".")[0]
-    assert f"holds with {first.offer.probability:.0%} and would save $" in sentence
-    assert sentence in build_memo(answer).next_step
-    assert any(sentence in reason for reason in build_page(answer)["why"])
     write_plan_files(answer, tmp_path)
     assert first.files and all((tmp_path / name).exists() for name in first.files)
     script = (tmp_path / "measure/bench.sh").read_text()

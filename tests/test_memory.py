@@ -161,18 +161,11 @@ def test_the_second_model_runner_profiles_less_and_keeps_nothing_for_graphs() ->
         ("meta-llama/Llama-2-7b-hf", 1, 8, 50, 5619, True),
         ("meta-llama/Llama-2-7b-hf", 80, 16, 4096, 4275, True),
         ("meta-llama/Llama-2-7b-hf", 192, 32, 4096, 1166, True),
-        (
-            "meta-llama/Llama-2-7b-hf",
-            448,
-            16,
-            4096,
-            212,
-            False,
-        ),  # a request of 4,096 tokens needs 256
+        ("meta-llama/Llama-2-7b-hf", 448, 16, 4096, 212, False),
         ("meta-llama/Llama-2-13b-hf", 32, 16, 4096, 1991, True),
         ("meta-llama/Llama-2-13b-hf", 384, 8, 4096, 117, False),
     ],
-)
+)  # fmt: skip
 def test_adapter_slots_of_the_first_engine(
     name: str, slots: int, rank: int, seqs: int, blocks: int, starts: bool
 ) -> None:

@@ -12,9 +12,7 @@ from planner.planning.memory_remedies import (
     find_memory_remedies,
     shift_kv_available,
 )
-from planner.tools.diagnostics import diagnose
 from planner.tools.lint.report import lint
-from planner.ui.cli import main
 
 
 def remedied(model: str, gpu: str, **options: object) -> tuple[MemoryPlan, MemoryRemedies]:
@@ -100,30 +98,3 @@ def test_lint_without_a_gpu_says_what_is_not_checked() -> None:
     for unknown in ("vllm serve mine", "vllm serve Qwen/Qwen3-32B -tp $TP"):
         assert "Memory is not checked without a GPU. Add --gpu" in str(lint(unknown))
     assert "not checked" not in str(lint("vllm serve Qwen/Qwen3-8B", gpu="H100"))
-
-
-def test_lint_explain_log_and_diagnose_name_what_suffices(
-    tmp_path: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One H100 for a 32B at its whole context: FP8 weights and a second GPU, not a shorter context alone."""
-    command = "vllm serve Qwen/Qwen3-32B --max-model-len 40960"
-    report = lint(command, "0.20.2", gpu="H100")
-    for named in ("Each of these is enough alone", "an FP8 checkpoint", "tensor_parallel_size 2"):
-        assert named in str(report)
-    told = report.to_json()["commands"][0]["planned"]["remedies"]
-    assert {"an FP8 checkpoint of the model"} <= {
-        r["change"] for r in told["remedies"] if r["is_enough"]
-    }
-    log = f"{tmp_path}/vllm.log"
-    with open(log, "w") as file:
-        file.write(
-            "INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B',"
-            " max_seq_len=40960\nINFO Model loading took 61.04 GiB memory\nINFO Available KV cache"
-            " memory: 4.50 GiB\nValueError: To serve at least one request with the models's max seq"
-            " len (40960), (10.00 GiB KV cache is needed, which is larger than the available KV"
-            " cache memory (4.50 GiB). Based on the available memory, the estimated maximum model"
-            " length is 18432.\n"
-        )
-    assert main(["explain-log", log, "--gpu", "H100"]) == 1
-    assert "an FP8 checkpoint of the model: gains" in capsys.readouterr().out
-    assert "explain-log with --gpu" in str(diagnose(log=log))

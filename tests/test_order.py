@@ -28,14 +28,14 @@ LARGE = (
 BOTH = ("L40S", "RTX-PRO-6000-Server")
 GRID = {
     "meta-llama/Llama-3.1-8B-Instruct": ((1, 2), {*SMALL, *LARGE}, (None, "fp8", "awq")),
-    "meta-llama/Llama-3.3-70B-Instruct": ((4, 8), {*LARGE, *BOTH}, (None, "fp8", "awq")),
-    "Qwen/Qwen3-32B": ((2, 4), {*SMALL, *LARGE}, (None, "fp8", "awq")),
-    "Qwen/Qwen3-30B-A3B": ((1, 2), {*SMALL, *LARGE}, (None, "fp8", "awq")),
+    "meta-llama/Llama-3.3-70B-Instruct": ((8,), {*LARGE, *BOTH}, (None, "fp8", "awq")),
+    "Qwen/Qwen3-32B": ((2,), {*SMALL, *LARGE}, (None, "fp8", "awq")),
+    "Qwen/Qwen3-30B-A3B": ((1,), {*SMALL, *LARGE}, (None, "fp8", "awq")),
     "openai/gpt-oss-120b": ((1, 2, 4), {*LARGE, *BOTH}, (None,)),
     "Qwen/Qwen3-235B-A22B": ((8,), {*LARGE, *BOTH}, (None, "fp8", "awq")),
     "deepseek-ai/DeepSeek-V3": ((8,), {*LARGE, *BOTH}, (None,)),
 }
-LOADS = ((1024, 1), (1024, 16), (1024, 64), (8192, 16))
+LOADS = ((1024, 1), (1024, 64), (8192, 16))
 SLACK, MOST_SLACK = 1.03, 1.10
 """A latency may be so much longer in one comparison of a hundred, and in none."""
 
@@ -103,7 +103,7 @@ def test_a_faster_gpu_never_answers_later(latencies) -> None:
         if slow in by_gpu and fast in by_gpu
     }
     late = {key: ratio for key, ratio in ratios.items() if ratio > SLACK}
-    assert len(ratios) > 2000
+    assert len(ratios) > 1000
     assert len(late) <= 0.01 * len(ratios), late
     assert not {key: ratio for key, ratio in late.items() if ratio > MOST_SLACK}
 

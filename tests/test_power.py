@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
 from planner.hardware.gpus import list_gpus
-from planner.latency import power
 from planner.latency.power import (
     GpuActivity,
     compute_board_watts,
@@ -19,7 +17,6 @@ from planner.latency.power import (
     estimate_gpu_activity,
     get_gpu_energy,
 )
-from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import evaluate
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -188,59 +185,10 @@ def test_replicas_draw_alike():
     )
 
 
-def test_pools_lie_between_their_parts():
-    """Prefill and decode pools: one W each, over the GPUs of both."""
-    prefill, decode = (
-        deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 3)
-    )
-    found = evaluate_disaggregated(
-        prefill,
-        decode,
-        Workload(
-            LengthDistribution.from_constant(2000),
-            LengthDistribution.from_constant(200),
-            concurrency=32,
-        ),
-    )
-    rate, batch = found.performance.request_tps.mid, found.performance.decode_batch
-    first = estimate_board_power(
-        prefill.gpu,
-        estimate_gpu_activity(prefill, found.effective_workload, rate, batch, decodes=False),
-    ).mid
-    rest = estimate_board_power(
-        decode.gpu,
-        estimate_gpu_activity(decode, found.effective_workload, rate, batch, prefills=False),
-    ).mid
-    assert found.gpu_power_w.mid == pytest.approx((first + 3 * rest) / 4)
-    assert found.joules_per_output_token.mid == pytest.approx(
-        4 * found.gpu_power_w.mid / found.performance.output_tps.mid
-    )
-
-
 def test_what_does_not_run_has_no_power():
     found = evaluate(deploy_on("meta-llama/Llama-3.1-405B-Instruct", "L4"), CHAT)
     assert found.gpu_power_w is None and found.joules_per_output_token is None
     assert compute_joules_per_token(Interval.from_value(100.0), 1, Interval.from_value(0.0)) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            lambda found: {**found, "hoper": found["hopper"]},
-            "entry hoper: no GPU and no architecture",
-        ),
-        (
-            lambda found: {name: entry for name, entry in found.items() if name != "prior"},
-            "entry prior is missing",
-        ),
-    ],
-)
-def test_a_wrong_catalog_is_refused(monkeypatch, change, said):
-    wrong = change(dict(power.load_energies()))
-    monkeypatch.setattr(power, "load_catalog", lambda *_: wrong)
-    with pytest.raises(PlannerError, match=said):
-        power.load_energies.__wrapped__()
 
 
 def test_every_gpu_reaches_its_limit():

@@ -248,26 +248,6 @@ def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
     assert "request_rate without isl and osl" in rows[0]["warnings"] and not rows[0]["ttft_ms_mean"]
 
 
-def test_the_terminal_says_what_is_ignored_and_why_nothing_is_planned(
-    tmp_path: Path, capsys
-) -> None:
-    rows = tmp_path / "rows.csv"
-    rows.write_text("model,gpu,colour,max_num_seq\nmeta-llama/Llama-3.1-8B,H100,red,8\n")
-    assert main(["predict", str(rows), "--out", str(tmp_path / "out.csv")]) == 0
-    told = capsys.readouterr().err
-    assert (
-        "column colour is ignored\n" in told
-        and "max_num_seq is ignored, did you mean max_num_seqs?" in told
-    )
-    rows.write_text("model,gpu\nmeta-llama/Llama-3.1-8B,H1O0\nmeta-llama/Llama-3.1-8B,\n")
-    assert main(["predict", str(rows), "--out", str(tmp_path / "out.csv")]) == 1
-    assert "2 of 2 points failed, the first: unknown GPU 'H1O0'" in capsys.readouterr().err
-
-
-def test_a_checkpoint_as_it_is_may_be_asked_for_as_in_a_scenario() -> None:
-    assert predict_row({**BASE, "quantization": "checkpoint"}) == predict_row(BASE)
-
-
 def test_more_concurrency_means_more_throughput_and_slower_tokens() -> None:
     few, many = (predict_row({**CHAT, "concurrency": load}) for load in ("8", "128"))
     assert few["output_tps"] < many["output_tps"] and few["tpot_ms_mean"] < many["tpot_ms_mean"]
@@ -320,21 +300,6 @@ def test_disaggregated_pools_count_all_gpus_and_decode_undisturbed() -> None:
     assert apart["usd_per_hour"] == 2 * together["usd_per_hour"]
     assert apart["tpot_ms_mean"] < together["tpot_ms_mean"]
     assert 0 < apart["ttft_ms_mean"] < 60_000
-
-
-def test_speculation_changes_tpot_by_the_speedup_it_states() -> None:
-    drafted = {
-        **CHAT,
-        "concurrency": "1",
-        "speculative_method": "eagle3",
-        "num_speculative_tokens": "3",
-        "acceptance_rate": "0.8",
-    }
-    with_it, without = predict_row(drafted), predict_row({**CHAT, "concurrency": "1"})
-    assert with_it["spec_speedup"] > 1
-    assert without["tpot_ms_mean"] / with_it["tpot_ms_mean"] == pytest.approx(
-        with_it["spec_speedup"], rel=0.05
-    )
 
 
 def test_one_client_is_served_by_one_replica_and_by_one_rank() -> None:

@@ -1,7 +1,6 @@
 """A wait shows how far it is, ends in time or at Ctrl-C, keeps what it has, and says what it left out."""
 
 import io
-import json
 import os
 import time
 from argparse import Namespace
@@ -37,7 +36,6 @@ from planner.ui.decision_memo import build_memo
 from planner.ui.plan_text import format_answer
 
 SMALL = "edge-8b-24gb"
-Drawing = Callable[[Sequence[Step]], AbstractContextManager[object]]
 
 
 class Terminal(io.StringIO):
@@ -246,21 +244,6 @@ def test_other_gpus_without_time_say_so() -> None:
     assert watch.left_out["options outside the scenario"] == ["formats", "GPUs"]
 
 
-def test_a_time_limit_of_the_command_is_kept_and_said(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    whole = plan_of("chat-70b")
-    assert main(["plan", "chat-70b", "--all", "--time-limit", "1e-9"]) in (0, 3)
-    shown = capsys.readouterr()
-    assert shown.out.count("Left out  stopped after 1e-09 s") == 2 and not shown.err
-    *_, last = shown.out.splitlines()
-    assert "outside the scenario (formats, GPUs)" in last
-    main(["plan", SMALL, "--json", "--time-limit", "1e-9"])
-    found = json.loads(capsys.readouterr().out)
-    assert any(note.startswith("stopped after 1e-09 s with") for note in found["notes"])
-    assert whole.chosen
-
-
 @pytest.mark.parametrize(
     ("module", "name", "step"),
     [
@@ -282,20 +265,6 @@ def test_ctrl_c_after_the_search_leaves_the_answer(
     assert codes == [130] and shown.err.endswith("headroom: interrupted\n")
     assert "MEETS TARGETS" in shown.out and "Power  " in shown.out
     assert f"Left out  interrupted; not tried: {step}" in shown.out
-
-
-def test_ctrl_c_in_the_details_leaves_the_answer(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    codes: list[int] = []
-    monkeypatch.setattr("planner.answers.build.find_growth_limit", interrupt)
-    monkeypatch.setattr(os, "_exit", codes.append)
-    main(["plan", SMALL, "--all"])
-    shown = capsys.readouterr()
-    assert codes == [130] and "MEETS TARGETS" in shown.out and "Basis" not in shown.out
 
 
 def test_compiling_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

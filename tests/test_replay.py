@@ -376,18 +376,6 @@ def test_ramp_doubles() -> None:
     assert np.histogram(times, 3, (0, 300))[0] == pytest.approx([1000, 2000, 4000], rel=0.1)
 
 
-def test_same_seed_same_bits() -> None:
-    def once() -> SimulationResult:
-        rng = np.random.default_rng(11)
-        engine = rules(num_speculative_tokens=2, acceptance_rate=0.5, seed=5)
-        lengths = rng.integers(1, 400, 300), rng.integers(1, 99, 300)
-        return simulate_requests(
-            engine, LINEAR, RequestBatch(sample_arrivals(300, 9.0, 0.5, rng), *lengths)
-        )
-
-    assert alike(once(), once())
-
-
 def test_gauges_follow_the_load() -> None:
     traffic = RequestBatch(np.array([0, 0, 0, 9.0]), np.full(4, 64), np.full(4, 100))
     result = simulate_requests(rules(max_num_seqs=2), LINEAR, traffic, gauge_s=0.05)
@@ -418,24 +406,17 @@ def case(request: dict | None = None, **config: object) -> dict:
     ("bad", "words"),
     [
         (case({"arrival_step": 2}), ["second", "arrival_step", "2 comes after 3"]),
-        (case({"arrival_step": -1}), ["second", "arrival_step", "-1"]),
-        (case({"arrival_step": math.nan}), ["second", "arrival_step", "nan"]),
         (case({"output_len": 0}), ["second", "output_len", "0"]),
-        (case({"prompt_len": 0}), ["second", "prompt_len", "0"]),
         (case({"prompt_len": 600}), ["second", "prompt", "600", "512"]),
         (case({"prompt_len": 300, "output_len": 100}), ["second", "can never fit", "25", "19"]),
         (case({"id": "first"}), ["first", "id", "2 requests"]),
         (case({"prompt": [["a", 3]]}), ["second", "either prompt_len or prompt"]),
-        (case({"prompt_len": None}), ["second", "either prompt_len or prompt"]),
         (case({"prompt_len": None, "prompt": [["out:third", 3]]}), ["second", "out:third"]),
-        (case({"colour": "red"}), ["second", "colour", "unknown field"]),
         (case({"prompt_len": 100}, enable_chunked_prefill=False), ["second", "never be scheduled", "64"]),
         (case(policy="lifo"), ["config", "policy", "fcfs"]),
-        (case(num_blocks=1), ["config", "num_blocks", "1"]),
         (case(groups=[{"type": "sliding_window"}]), ["config", "window"]),
         (case(engine_version="0.1.0"), ["0.1.0"]),
         ({"config": case()["config"], "requests": []}, ["empty"]),
-        ({"requests": []}, ["config"]),
         ([], ["requests"]),
     ],
 )  # fmt: skip

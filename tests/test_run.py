@@ -239,24 +239,6 @@ def test_a_slower_step_costs_a_closed_loop_that_much_longer(even: StepModel) -> 
     assert [tpot.lo, tpot.mid, tpot.hi] == pytest.approx([STEP / 1.25, STEP, STEP * 1.25])
 
 
-def test_pooled_runs_are_their_requests_one_after_the_other() -> None:
-    one, other = (simulate_once(CARD, CHAT, 300, seed=seed) for seed in (0, 1))
-    both = SimulationResult.concatenate([one, other])
-    for name in ("ttft", "tpot", "e2e", "queue", "preemptions", "prompt", "output"):
-        assert np.allclose(
-            getattr(both, name), np.concatenate([getattr(one, name), getattr(other, name)])
-        ), name
-    assert both.duration == pytest.approx(one.duration + other.duration)
-    assert (both.outcome.itl == one.outcome.itl + other.outcome.itl).all()
-    least, largest = sorted((one.summarize("itl")["p99"], other.summarize("itl")["p99"]))
-    assert least <= both.summarize("itl")["p99"] <= largest
-    busy = [found.outcome.totals[1] for found in (one, other)]
-    assert both.decode_batch == pytest.approx(
-        np.average([one.decode_batch, other.decode_batch], weights=busy)
-    )
-    assert SimulationResult.concatenate([one]) is one
-
-
 def test_without_the_beginning_and_the_end_every_mean_is_of_the_same_requests() -> None:
     """ITL is the time after the first token over the tokens after it, of those that are left."""
     inner = simulate_once(CARD, CHAT, 400).trim(100, 50)

@@ -12,14 +12,16 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from metrics_pages import Server
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from shipped import small_fields
 from test_readme import COMPOSE, write_benchmark, write_requests
 
 from planner.engines.deployment import deploy_on
@@ -58,18 +60,18 @@ BASE_COMMANDS = {
     "list models qwen3": {0},
     "list gpus l40": {0},
     "init scenario.yaml": {0},
-    "check edge-8b-24gb": {0},
-    "plan edge-8b-24gb --all --out out": {0},
-    "plan edge-8b-24gb --set workload={trace:\N{NO-BREAK SPACE}requests.csv}": {0, 3, 4},
+    "check small.yaml": {0},
+    "plan small.yaml --all --out out": {0},
+    "plan small.yaml --set workload={trace:\N{NO-BREAK SPACE}requests.csv}": {0, 3, 4},
     "predict rows.csv --out predictions.csv": {0},
     "predict sweep.yaml --out sweep.csv --store answers": {0},
-    "verify edge-8b-24gb --bench bench-1.json": {0, 1, 3},
+    "verify small.yaml --bench bench-1.json": {0, 1, 3},
     "explain-log vllm.log --gpu H100": {0},
-    "diagnose before.txt after.txt --plan edge-8b-24gb": {0, 1},
+    "diagnose before.txt after.txt --plan small.yaml": {0, 1},
     "profile requests.csv": {0},
     "lint compose.yaml --gpu H100": {0, 3},
-    "replay --scenario edge-8b-24gb --requests times.csv": {0},
-    "calibrate bench-1.json bench-2.json --scenario edge-8b-24gb --out mine.yaml": {0},
+    "replay --scenario small.yaml --requests times.csv": {0},
+    "calibrate bench-1.json bench-2.json --scenario small.yaml --out mine.yaml": {0},
 }
 """What runs without extras, with its exit codes; no-break spaces stand for spaces within a word."""
 
@@ -131,6 +133,7 @@ def write_pages(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], object]] = {
+    "small.yaml": lambda path: path.write_text(yaml.safe_dump(small_fields())),
     "sweep.yaml": lambda path: path.write_text(SWEEP),
     "fleet.yaml": lambda path: path.write_text("stock: {L4: 2}\nscenarios: [edge-8b-24gb]\n"),
     "rows.csv": lambda path: path.write_text(
@@ -218,22 +221,29 @@ for folder, words in json.loads(sys.argv.pop()):
 """
 
 
+def run_in_turn(
+    base: Path, folder: Path, commands: Iterable[str]
+) -> Iterator[tuple[Path, int, str, str]]:
+    """Run commands one after the other in one process; yield of each its folder, code and output."""
+    jobs = []
+    for place, command in enumerate(commands):
+        (folder / str(place)).mkdir()
+        jobs.append((str(folder / str(place)), write_command(folder / str(place), command)))
+    ended = run(base, folder, "-c", IN_TURN, json.dumps(jobs))
+    assert ended.returncode == 0, ended.stderr
+    for place, _ in jobs:
+        code, out, err = (Path(place, name).read_text() for name in ("code", "stdout", "stderr"))
+        yield Path(place), int(code), out, err
+
+
 @pytest.mark.slow
 def test_commands_run_without_extras(base: Path, tmp_path: Path) -> None:
-    """One after the other in one process, each in a folder of its own."""
-    jobs = []
-    for place, command in enumerate(BASE_COMMANDS):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        jobs.append((str(folder), write_command(folder, command)))
-    ended = run(base, tmp_path, "-c", IN_TURN, json.dumps(jobs))
-    assert ended.returncode == 0, ended.stderr
-    for (place, _), (command, codes) in zip(jobs, BASE_COMMANDS.items(), strict=True):
-        folder, words = Path(place), command.split()
-        out, err, code = (
-            folder.joinpath(name).read_text() for name in ("stdout", "stderr", "code")
-        )
-        assert int(code) in codes, command + out + err
+    ended = run_in_turn(base, tmp_path, BASE_COMMANDS)
+    for (folder, code, out, err), (command, codes) in zip(
+        ended, BASE_COMMANDS.items(), strict=True
+    ):
+        words = command.split()
+        assert code in codes, command + out + err
         assert "Error" not in err
         for option in {"--out", "--requests"} & {*words}:
             assert (folder / words[words.index(option) + 1]).exists()
@@ -243,14 +253,10 @@ def test_commands_run_without_extras(base: Path, tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize(
-    ("command", "subject", "extra"), [(c, *v) for c, v in EXTRA_COMMANDS.items()]
-)
-def test_what_needs_an_extra_names_it_in_one_line(
-    command: str, subject: str, extra: str, base: Path, tmp_path: Path
-) -> None:
-    done = run(base, tmp_path, "-m", "planner", *write_command(tmp_path, command))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"headroom: {subject} needs the extra \"{extra}\": pip install 'headroom-planner[{extra}]'\n"
-    )
+def test_what_needs_an_extra_names_it_in_one_line(base: Path, tmp_path: Path) -> None:
+    ended = run_in_turn(base, tmp_path, EXTRA_COMMANDS)
+    for (_, code, out, err), (subject, extra) in zip(ended, EXTRA_COMMANDS.values(), strict=True):
+        assert (code, out) == (2, "")
+        assert err == (
+            f"headroom: {subject} needs the extra \"{extra}\": pip install 'headroom-planner[{extra}]'\n"
+        )

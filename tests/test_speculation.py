@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from planner.analysis.speculation_tables import (
     describe_paying_loads,
-    propose_drafts,
     sweep_draft_loads,
     sweep_speedup,
 )
@@ -47,7 +46,6 @@ from planner.memory.memory_plan import plan_memory
 from planner.memory.weights import compute_draft_bytes
 from planner.models.registry import load_model
 from planner.planning.prediction import evaluate, get_memory_plan
-from planner.planning.scenario import load_scenario
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
 from planner.tools.lint.deployment_reader import read_speculation
@@ -384,37 +382,6 @@ def test_loads_beyond_what_an_engine_serves_have_no_figure() -> None:
     assert ((both["with"] < both["without"]) == (both["requests/s"] <= most * 1.01)).all()
 
 
-def test_drafts_that_always_pay_are_told_up_to_what_an_engine_serves() -> None:
-    """Long contexts are read once for all drafts; so few slots leave arithmetic idle at every load."""
-    few = paying_eagle3()[0].with_args(max_num_seqs=8)
-    capacity = evaluate(few, CHATS).performance.capacity.mid
-    told = re.search(
-        r"up to \*\*([\d.]+) requests/s", describe_paying_loads(sweep_draft_loads(few, CHATS))
-    )
-    assert told and float(told[1]) == pytest.approx(capacity, rel=0.04)
-    closed = sweep_draft_loads(few, replace(CHATS, rate=None, concurrency=4))
-    assert "**8 concurrent requests**" in describe_paying_loads(closed)
-    single = replace(CHATS, output=LengthDistribution.from_constant(1))  # embeddings, scores
-    assert sweep_draft_loads(few, single) is None
-    assert "no decode steps" in describe_paying_loads(None)
-    never = replace(few, speculation=SpeculationConfig("eagle3", 3, 0.05))
-    swept = sweep_draft_loads(never, CHATS)
-    assert describe_paying_loads(swept).startswith("Drafts pay at no load")
-
-
-def test_the_chapter_says_whose_drafts_they_are() -> None:
-    scenario = load_scenario("chat-70b")  # names EAGLE-3 with k = 3
-    drafted, _ = paying_eagle3()
-    plain = replace(drafted, speculation=None)
-    assert propose_drafts(scenario, plain) == (
-        drafted,
-        "eagle3 with k = 3 drafted tokens at 62% acceptance (the scenario's; the plan does without)",
-    )
-    shorter = replace(drafted, speculation=SpeculationConfig("eagle3", 1, 0.62))
-    assert propose_drafts(scenario, shorter)[0] == shorter
-    assert "an example" in propose_drafts(replace(scenario, speculation=None), plain)[1]
-
-
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:
     """yuhuili/EAGLE-LLaMA3-Instruct-8B: 0.25 B parameters; EAGLE3-LLaMA3.1-Instruct-8B, with a 32k head: 0.43 B"""
 
@@ -532,17 +499,6 @@ def test_the_more_decode_at_once_the_fewer_drafts_are_worth_checking() -> None:
     swept = sweep_speedup(llama(), [1, 384], [0.6], range(1, 9), 1000)
     fastest = swept.loc[swept.groupby("batch")["speedup"].idxmax()].set_index("batch")["k"]
     assert fastest[384] < fastest[1]
-
-
-def test_the_surface_holds_every_combination() -> None:
-    frame = sweep_speedup(llama(), [1, 64], [0.2, 0.5, 0.8], [1, 4], 1000)
-    assert len(frame) == 12
-    same = frame.query("k == 4 and batch == 64 and acceptance_rate == 0.5")["speedup"].item()
-    assert same == pytest.approx(
-        evaluate_speculation(
-            llama(num_speculative_tokens=4, acceptance_rate=0.5), 64, 1000
-        ).speedup.mid
-    )
 
 
 @pytest.mark.parametrize(

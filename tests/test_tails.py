@@ -18,7 +18,7 @@ from planner.planning.capacity import drop_rejected_requests, estimate_capacity
 from planner.planning.evaluation import saturate_workload
 from planner.planning.prediction import get_memory_plan
 from planner.planning.scenario import load_scenario
-from planner.planning.simulation_runs import run_short_simulation, run_simulation, simulate_once
+from planner.planning.simulation_runs import run_short_simulation, simulate_once
 from planner.simulator.kernel_types import EngineRules, RequestBatch, StepCostTable
 from planner.simulator.simulation import simulate_requests
 from planner.workload.length_distribution import LengthDistribution
@@ -36,11 +36,6 @@ def plan():
 
 
 @pytest.fixture(scope="module")
-def tail(plan):
-    return run_simulation(plan, LOAD)
-
-
-@pytest.fixture(scope="module")
 def ramp(plan):
     return ramp_test.run_load_ramp(plan, LOAD, CHAT.slo_targets)
 
@@ -51,20 +46,6 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others(plan):
         first.outcome.itl, again.outcome.itl
     )
     assert not np.array_equal(first.e2e, other.e2e)
-
-
-@pytest.mark.parametrize("metric", ["ttft", "tpot", "itl", "e2e", "queue"])
-def test_percentiles_rise_and_lie_in_their_intervals(tail, metric):
-    values = [tail.compute_quantile(metric, q) for q in (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)]
-    assert all(value.lo <= value.mid <= value.hi for value in values)
-    assert all(a.mid <= b.mid for a, b in pairwise(values))
-
-
-def test_a_mean_wait_between_tokens_is_what_lies_between_first_and_last(tail):
-    run = tail.mid
-    assert tail.get("itl", "mean").mid * (run.output - 1).sum() == pytest.approx(
-        (run.e2e - run.ttft).sum(), rel=1e-4
-    )
 
 
 def test_steps_that_cost_twice_as_much_take_a_lone_request_twice_as_long(plan):
@@ -189,20 +170,6 @@ def test_a_pipeline_with_steps_under_way_is_not_idle():
     )
     gauges = run.gauges
     assert (gauges.running[gauges.seconds < run.duration * 0.95] == n).mean() > 0.9
-
-
-def test_the_table_of_a_tail_says_what_holds(tail):
-    at = tail.get("ttft", "p99")
-    limits = [
-        replace(CHAT.slo_targets[0], metric="ttft", percentile="p99", seconds=s)
-        for s in (at.hi, at.mid, 1e-3)
-    ]
-    row = tail_latency.build_latency_table(tail, limits).iloc[0]
-    assert [said.rpartition(": ")[2] for said in row["limit (ms)"].split(", ")[-3:]] == [
-        "met",
-        "at risk",
-        "missed",
-    ]
 
 
 def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(plan):

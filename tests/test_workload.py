@@ -123,54 +123,26 @@ def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) ->
     [
         ("a,b\n1,2\n", "line 1.*TIMESTAMP"),
         ("arrival,prompt_tokens,output_tokens\n", "at least two"),
-        (
-            "arrival_time,created_at,isl,osl\n0,0,5,5\n",
-            "line 1: found arrival_time or created_at for the time",
-        ),
+        ("arrival_time,created_at,isl,osl\n0,0,5,5\n", "line 1: found arrival_time or created_at for the time"),
         ("timestamp,input_length,output_length\n0,5,5\n1,5,5\n", "timestamp_ms or timestamp_s"),
-        (
-            "arrival,prompt_tokens,output_tokens\n0,5.5,5\n1,5,5\n",
-            "line 2, field prompt_tokens: 5.5 is not a whole",
-        ),
-        (
-            "arrival,prompt_tokens,output_tokens\n0,5,0\n1,5,5\n",
-            "1 request .1 more has no output token",
-        ),
-        (
-            "arrival,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n",
-            "line 4, field arrival.*sort",
-        ),
+        ("arrival,prompt_tokens,output_tokens\n0,5.5,5\n1,5,5\n", "line 2, field prompt_tokens: 5.5 is not a whole"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,0\n1,5,5\n", "1 request .1 more has no output token"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n", "line 4, field arrival.*sort"),
         ("arrival,prompt_tokens,output_tokens\n-1,5,5\n2,5,5\n", "line 2, field arrival.*negative"),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,0,5\n", "line 3, field prompt_tokens: 0"),
-        (
-            "arrival,prompt_tokens,output_tokens\n0,5,5\n1,5,nan\n",
-            "line 3, field output_tokens.*number",
-        ),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,5,nan\n", "line 3, field output_tokens.*number"),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n\n1,5,5\n", "line 3, field arrival"),
-        (
-            AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday"),
-            "line 3, field TIMESTAMP: yesterday",
-        ),
+        (AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday"), "line 3, field TIMESTAMP: yesterday"),
         ('{"timestamp": 0, "input_length": 5}\n', "line 1: found nothing for the output tokens"),
-        (
-            '{"ts": 0, "isl": 5, "osl": 5}\n{"ts": 1, "isl": true, "osl": 5}\n',
-            "line 2, field isl: None is not a number",
-        ),
+        ('{"ts": 0, "isl": 5, "osl": 5}\n{"ts": 1, "isl": true, "osl": 5}\n',
+         "line 2, field isl: None is not a number"),
         (MOONCAKE + "{oops\n", "line 4: not a JSON object"),
-        (
-            MOONCAKE.replace("[0, 2]", f"[0, {2**70}]"),
-            "line 3, field hash_ids: expected whole numbers below",
-        ),
-        (
-            "arrival,prompt_tokens,output_tokens" + "\n2026-03-29,5,5" * 100 + "\n2026-03-30,5,5",
-            "busiest hour arrive at the same time",
-        ),
-        (
-            "arrival,prompt_tokens,output_tokens\n0,5,5\n0.000000001,5,5",
-            "broken.csv: .* arrive at the same time",
-        ),
+        (MOONCAKE.replace("[0, 2]", f"[0, {2**70}]"), "line 3, field hash_ids: expected whole numbers below"),
+        ("arrival,prompt_tokens,output_tokens" + "\n2026-03-29,5,5" * 100 + "\n2026-03-30,5,5",
+         "busiest hour arrive at the same time"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n0.000000001,5,5", "broken.csv: .* arrive at the same time"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_trace_names_line_and_field(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(PlannerError, match=message):
         read_trace(written(tmp_path, "broken.csv", text))

@@ -43,10 +43,6 @@ def compute_build_digest() -> str:
     return digest.hexdigest()
 
 
-MAX_FIELD_PLACES = 2
-"""A field that stands in more places is no hint for one in the wrong place."""
-
-
 class StrictEntry(BaseModel):
     """Base of catalog entries: frozen; no unknown fields, infinite numbers or very long text."""
 
@@ -134,6 +130,7 @@ def _describe_problem(
 
 PLAIN_WORDS = {
     "Unable to parse input string as an integer, exceeded maximum size": "must be a whole number",
+    ", got a number with a fractional part": "",
     ", unable to parse string as a number": "",
     ", unable to parse string as an integer": "",
     "a valid number": "a number",
@@ -186,7 +183,7 @@ def _suggest_field(
     for part, text in entry_type.misspelling_hints.items():
         if part in unknown:
             return f"; {text}", listed
-    if 0 < len(places := list(elsewhere)) <= MAX_FIELD_PLACES:
+    if 0 < len(places := list(elsewhere)) <= 2:  # more are no hint
         return f"; it is {' or '.join(places)}", listed
     close = find_closest(unknown, known, 0.5)
     return f"; did you mean {close}?" if close else "", listed

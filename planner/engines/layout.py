@@ -6,8 +6,6 @@ from typing import Self
 from planner.core.errors import PlannerError
 from planner.models.registry import Model
 
-MAX_LAYOUT_SIZE = 2**20
-"""The largest number of stages, ranks or replicas that is read."""
 MAX_TP_GPUS = 256
 """GPUs of the largest NVLink domain that was built, of H100 (NVIDIA's Hopper architecture white
 paper, 2022); GB200's and GB300's have 72."""
@@ -28,10 +26,9 @@ class ParallelLayout:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if type(value) is not int or not 1 <= value <= MAX_LAYOUT_SIZE:
+            if type(value) is not int or not 1 <= value <= 2**20:
                 raise PlannerError(
-                    f"layout, field {name}: expected a whole number from 1 to {MAX_LAYOUT_SIZE:,},"
-                    f" got {value!r}"
+                    f"layout, field {name}: expected a whole number from 1 to 1,048,576, got {value!r}"
                 )
         for size, most in ((self.tp, MAX_TP_GPUS), (self.dp, MAX_DP_RANKS)):
             if size > most:

@@ -122,9 +122,11 @@ def read_schedule_case(path: Path) -> tuple[ScheduleCaseConfig, list[ScheduleCas
         not isinstance(data, dict)
         or set(data) != {"config", "requests"}
         or not isinstance(data["requests"], list)
+        or not data["requests"]
     ):
         raise PlannerError(
-            f'{path.name}: expected an object with "config" and a list of "requests"'
+            f'{path.name}: expected an object with "config" and a list of "requests" that is not'
+            " empty"
         )
     config = validate_entry(ScheduleCaseConfig, data["config"], f"{path.name}, config")
     if not config.groups:
@@ -146,8 +148,6 @@ def read_schedule_case(path: Path) -> tuple[ScheduleCaseConfig, list[ScheduleCas
 def _validate_requests(
     file: str, config: ScheduleCaseConfig, requests: Sequence[ScheduleCaseRequest]
 ) -> None:
-    if not requests:
-        raise PlannerError(f"{file}: the list of requests is empty; at least one is needed")
     ids = Counter(request.id for request in requests)
     before = 0
     for request in requests:
