@@ -273,6 +273,8 @@ def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_
     more = costs[1].adapter_s - costs[0].adapter_s
     assert more == pytest.approx(3 * compute_adapter_bytes(low) / low.gpu.memory_bandwidth)
     assert costs[0].adapter_cold_s > costs[0].adapter_load_s > costs[0].adapter_s
+    read_s = compute_adapter_bytes(low) / low.gpu.memory_bandwidth
+    assert costs[0].adapter_s > read_s, "kernels are launched, too"
 
 
 def test_the_slots_of_adapters_are_no_weights() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from scipy.stats import gamma, norm
+from scipy.stats import gamma, multivariate_normal, norm
 from shipped import open_loop
 
 from planner.core.catalog import CATALOG_DIR
@@ -18,7 +18,7 @@ from planner.core.units import convert_gib_to_bytes, parse_bytes
 from planner.engines.deployment import deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.lora_adapters import estimate_distinct_adapters
-from planner.latency.measured_residuals import OperatingPoint, estimate_residual
+from planner.latency.measured_residuals import OperatingPoint, estimate_residual, widen_sigma
 from planner.latency.power import GpuActivity, estimate_gpu_activity
 from planner.latency.startup_time import estimate_startup
 from planner.latency.step_model import build_step_model
@@ -27,8 +27,9 @@ from planner.latency.worker_pool_costs import UNMEASURED_POOL_COSTS, get_pool_co
 from planner.latency.workload_step_costs import build_workload_step_costs
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.deployment_changes import DeploymentChange
-from planner.memory.kv_cache import KvCachePool, get_backend_block_size
+from planner.memory.kv_cache import KvCachePool, build_kv_layout, get_backend_block_size
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.memory.runtime_overhead import FittedConstant
 from planner.models.registry import load_model
 from planner.parallelism.communication import estimate_collectives
 from planner.planning.engine_tuning import generate_neighbours
@@ -38,7 +39,7 @@ from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.scenario import load_scenario
 from planner.planning.search import get_reference_deployment, search_deployments
 from planner.planning.simulation_runs import simulate_once
-from planner.planning.slo import SloTarget
+from planner.planning.slo import SloTarget, compute_joint_probability
 from planner.planning.tolerance import EvaluationStore, compute_error_factor
 from planner.queueing.percentiles import compute_gamma_quantiles
 from planner.tools.lint.report import lint
@@ -436,3 +437,56 @@ def test_the_fullest_stage_is_the_one_that_is_planned() -> None:
     assert sorted(size / per_token / 16 for size in sizes) == [26, 27, 27]
     assert three.pool.bytes_per_block == min(sizes) == sizes[-1]
     assert three.pool.num_blocks == three.kv_available.mid // min(sizes)
+
+
+def test_a_performance_is_printed_in_milliseconds() -> None:
+    lengths = map(LengthDistribution.from_constant, (500, 100))
+    found = open_loop(
+        deployed := deploy(max_model_len=4096),
+        get_memory_plan(deployed),
+        Workload(*lengths, rate=0.2),
+    )
+    known = replace(found, ttft={at: Interval.from_value(0.25) for at in found.ttft})
+    assert str(known).startswith("TTFT mean 250.0 ms, p99 250.0 ms; ITL mean ")
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.2, -0.3, 0.5])
+def test_errors_that_go_together_are_both_small_as_scipy_says(correlation: float) -> None:
+    oracle = multivariate_normal([0, 0], [[1, correlation], [correlation, 1]])
+    for ends in ((0.8, 0.8), (-0.5, 1.3), (0.0, 2.0)):
+        found = compute_joint_probability(*ends, correlation)
+        assert found == pytest.approx(oracle.cdf(ends), abs=1e-4)
+
+
+def test_memory_that_fits_at_the_low_end_of_an_80_percent_interval_fits_in_nine_of_ten() -> None:
+    memory = get_memory_plan(deploy(max_model_len=4096))
+    want = memory.layout.max_blocks_per_request * memory.pool.bytes_per_block
+    narrow = replace(memory, kv_available=Interval(want, want + 1e9, want + 3e9))
+    assert narrow.p_fits == pytest.approx(0.9, abs=1e-3)
+
+
+def test_a_relative_error_grows_with_what_it_is_of() -> None:
+    """Five of 2 GiB, each a tenth off together: a normal error of one, of which 80% lie within 1.2816."""
+    found = FittedConstant(value=2, unit="GiB", sigma=0.1, source="?", date="2026-11").multiply(5)
+    assert (found.lo, found.mid, found.hi) == pytest.approx((8.7184, 10, 11.2816), abs=1e-4)
+
+
+def test_an_error_grows_with_the_sequences_beyond_what_was_usually_measured() -> None:
+    """64 and fewer are alike; a hundred times as many grow it by the stated power of a hundred."""
+    load = yaml.safe_load((CATALOG_DIR / "calibration/process.yaml").read_text())["tpot"]["load"]
+    one, usual, many = (
+        widen_sigma(OperatingPoint("vllm", (("layout_kind", "tp"),), (math.log(n), 0, 0, 0, 0)), "tpot", 3.0, 4.0)
+        for n in (1, 64, 6400)
+    )  # fmt: skip
+    assert one == usual and many / usual == pytest.approx(100**load)
+
+
+def test_latent_attention_is_expanded_for_prompts_and_stored_as_its_kernels_read_it() -> None:
+    """DeepSeek-V3: 128 heads of 128 + 64 for keys, 128 for values; V3.2's FP8 latents take 656 bytes (FlashMLA)."""
+    (context,) = count_step_work(deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8)).contexts
+    assert context.prefill_flops == 61 * 2 * 16 * (128 + 64 + 128)
+    plain, sparse = (
+        build_kv_layout(deploy_on(f"deepseek-ai/{name}", "H200", tp=8, kv_cache_dtype="fp8")).kv_bytes_per_token / 61
+        for name in ("DeepSeek-V3", "DeepSeek-V3.2")
+    )  # fmt: skip
+    assert (plain, sparse) == (512 + 64, 656 + 128 + 4)  # and an index key with its scale

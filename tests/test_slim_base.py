@@ -133,7 +133,9 @@ def write_pages(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], object]] = {
-    "small.yaml": lambda path: path.write_text(yaml.safe_dump(small_fields())),
+    "small.yaml": lambda path: path.write_text(
+        yaml.safe_dump(small_fields({"gpus.0.at_most": 1, "workload.rate": 1}))
+    ),
     "sweep.yaml": lambda path: path.write_text(SWEEP),
     "fleet.yaml": lambda path: path.write_text("stock: {L4: 2}\nscenarios: [edge-8b-24gb]\n"),
     "rows.csv": lambda path: path.write_text(
