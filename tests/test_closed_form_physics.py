@@ -188,27 +188,6 @@ def test_more_load_never_lowers_throughput(engine, prompt, output):
     assert (np.diff(found.request_tps) >= -0.2 * found.request_tps[1:]).all()
 
 
-def test_requests_of_one_token_have_no_gaps():
-    """No second token, no time between two: neither TPOT nor ITL is a number, and everything else is."""
-    engine = deployed(LLAMA_8B, "H100", ())
-    workload = Workload(
-        LengthDistribution.from_constant(500),
-        LengthDistribution.from_uniform(1.4, 0.7),
-        rate=2.0,
-        concurrency=8,
-    )
-    for found in both(*engine, workload):
-        for name in ("tpot", "itl"):
-            ends = [
-                end
-                for value in getattr(found, name).values()
-                for end in (value.lo, value.mid, value.hi)
-            ]
-            assert np.isnan(ends).all()
-        assert np.isfinite(numbers_of(found, ("ttft", "e2e"))).all()
-        assert found.e2e["mean"].mid == pytest.approx(found.ttft["mean"].mid, rel=0.03)
-
-
 PIPELINES = (
     (LLAMA_8B, "L40S", {"pp": 4, "max_num_seqs": 64}),
     (LLAMA_8B, "H100", {"pp": 8, "max_num_seqs": 256}),

@@ -1,7 +1,6 @@
 """What engine versions do by default, as read from their sources or run."""
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -294,15 +293,6 @@ def test_support_begins_and_ends() -> None:
         explain_unsupported_gpu(get_gpu("MI300X"), get_engine("trtllm")) or ""
     )
     assert explain_unsupported_gpu(get_gpu("MI300X"), get_engine("sglang")) is None
-
-
-def test_resolving_twice_changes_nothing() -> None:
-    once = defaults("0.33.0", "B200", max_model_len=8192)
-    assert (
-        resolve_engine_args(vars(once), get_engine("vllm", "0.33.0"), get_gpu("B200"), served())
-        == once
-    )
-    assert replace(once, block_size=None) == once  # block sizes belong to the KV layout
 
 
 def test_versions_compare_by_their_numbers_and_print_as_written() -> None:

@@ -177,17 +177,6 @@ def test_files_are_written_whole_and_old_ones_leave(mine: Path, tmp_path: Path, 
     assert json.loads((out / "plan.json").read_text()) == nothing
 
 
-def test_shared_gpus_are_used_and_not_refused(
-    mine: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """6 GiB of 79.2 taken by others leave 0.92 of all to nobody, but 0.84 to vLLM."""
-    code, found = asked(capsys, mine, "--set", "other_tenants_gib=6")
-    assert code == 0
-    assert 0.8 < found["engine_args"]["gpu_memory_utilization"] <= (79.2 - 6) / 79.2
-    position = found["command"].index("--gpu-memory-utilization")
-    assert float(found["command"][position + 1]) == found["engine_args"]["gpu_memory_utilization"]
-
-
 def test_compiling_is_told_once_and_not_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     kernels = [njit(lambda x: x + 1), njit(lambda x: x + 2)]
     command = watch_command(lambda _: sum(kernel(1) for kernel in kernels))

@@ -55,12 +55,6 @@ def test_a_price_is_the_median_of_its_quotes(name: str, tier: str, quotes: list[
     )
     assert found.is_old(date(2099, 1, 1)) and not found.is_old(date(2020, 1, 1))
     assert all(quote["source"].partition(": ")[2] and quote["date"][:2] == "20" for quote in quotes)
-    assert all(quote.seller in found.source for quote in found.quotes)
-    assert (
-        tier.replace("_", " ") in str(found)
-        and f"{found.median_usd:.3f}".removesuffix("0") in str(found)
-        and found.date in str(found)
-    )
 
 
 @pytest.mark.parametrize("tier", ["on_demand", "reserved"])

@@ -25,7 +25,7 @@ from planner.planning.scenario import Scenario, list_scenarios, load_scenario, p
 from planner.planning.search import Plan, search_analytically, search_deployments
 from planner.planning.search_space import RejectedOption, generate_search_options
 from planner.planning.simulation_runs import simulate_once
-from planner.planning.tolerance import simulate_candidate, state_deployment
+from planner.planning.tolerance import state_deployment
 
 CHAT_8B = small_fields({
     "gpus": [{"gpu": "L40S", "at_most": 8}, {"gpu": "H100-SXM", "at_most": 4}],
@@ -233,26 +233,6 @@ def test_without_a_price_fewer_gpus_are_better() -> None:
         parse_scenario({**CHAT_8B, "gpus": [*unpriced["gpus"], {"gpu": "L40S", "at_most": 8}]}, "s")
     )
     assert both.chosen and both.chosen.deployment.gpu.name == "L40S"
-
-
-def test_slots_and_memory_that_nothing_takes_change_next_to_nothing() -> None:
-    """But the CUDA graphs that are captured up to max_num_seqs: a search need not try them in other sizes."""
-    chosen = small().chosen
-    assert chosen is not None
-    found = simulate_candidate(asked(), chosen)
-    seen = found.prediction.performance
-    assert (
-        seen is not None
-        and 0 < seen.max_running < chosen.deployment.args.max_num_seqs
-        and seen.kv_usage_p99 < 0.9
-    )
-    other = chosen.deployment.with_args(
-        max_num_seqs=seen.max_running + 1, gpu_memory_utilization=0.97
-    )
-    again = simulate_candidate(asked(), replace(chosen, deployment=other)).prediction.performance
-    assert again is not None and again.max_running == seen.max_running
-    for metric in ("ttft", "tpot", "e2e"):
-        assert again.get(metric, "p99").mid == pytest.approx(seen.get(metric, "p99").mid, rel=0.02)
 
 
 def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs_less() -> None:
