@@ -209,6 +209,7 @@ def test_sessions_with_office_hours_are_planned_for_those_hours() -> None:
         ({"max_context": 200_000}, {}, "must be up to 131,072 tokens"),
         ({"max_context": 1000}, {}, "no first prompt"),
         ({"turns": {"p95": 3}}, {}, "turns: needs the mean"),
+        ({"turns": {"exactly": 10**9}}, {}, "turns: 1,000,000,000 on average; at most 1,000"),
         ({}, {"rate": 3}, "leave out rate"),
         ({}, {"peak_to_mean": 2}, "leave out peak_to_mean"),
         ({}, {"output_tokens": {"mean": 9}}, "leave out output_tokens"),

@@ -16,8 +16,8 @@ from planner.workload.traces import Trace
 
 NUM_COUNTED_REQUESTS, MAX_WARMUP_REQUESTS = 10_000, 100_000
 """Requests that are planned, and the most before them, in which the first sessions grow."""
-NUM_SAMPLED_SESSIONS = 4_000
-"""Sessions from which the mean duration is taken."""
+NUM_SAMPLED_SESSIONS, MAX_MEAN_TURNS = 4_000, 1_000
+"""Sessions from which the mean duration is taken, and the turns that they may have on average."""
 WARMUP_DURATION_QUANTILE = 0.95
 """Requests count from this quantile of the sessions' durations on."""
 FIRST_TOKEN_S, OUTPUT_TOKEN_S = 0.5, 0.02
@@ -134,9 +134,8 @@ class SessionTrace(Trace):
 
 def build_geometric_turns(mean: float) -> LengthDistribution:
     """Build turns per session that end with the same probability after each."""
-    u = (np.arange(1000) + 0.5) / 1000
-    turns = np.ceil(np.log(u) / np.log1p(-1 / mean)) if mean > 1 else np.ones(1)
-    return LengthDistribution.from_samples(np.maximum(turns, 1))
+    ends = np.log((np.arange(1000) + 0.5) / 1000) / np.log1p(-1 / mean) if mean > 1 else np.ones(1)
+    return LengthDistribution.from_samples(np.maximum(np.ceil(ends), 1))
 
 
 def build_exponential(mean: float) -> LengthDistribution:
@@ -151,6 +150,10 @@ def draw_session_trace(sessions: Sessions) -> SessionTrace:
     The same sessions give the same requests.
     """
     rng = np.random.default_rng(0)
+    if sessions.turns.mean > MAX_MEAN_TURNS:
+        raise PlannerError(
+            f"turns: {sessions.turns.mean:,.0f} on average; at most {MAX_MEAN_TURNS:,} are planned"
+        )
     session, _, _, _, ends = _draw_turns(sessions, NUM_SAMPLED_SESSIONS, rng)
     if not len(session):
         raise PlannerError(
@@ -165,8 +168,7 @@ def draw_session_trace(sessions: Sessions) -> SessionTrace:
     count = math.ceil(duration_s * sessions_per_s)
     session, prompt, output, offset, _ = _draw_turns(sessions, count, rng)
     arrival = np.sort(rng.random(count))[session] * duration_s + offset
-    order = np.argsort(arrival, kind="stable")
-    order = order[arrival[order] < duration_s]
+    order = np.argsort(arrival, kind="stable")[: np.count_nonzero(arrival < duration_s)]
     arrival = arrival[order]
     return SessionTrace(
         Path("sessions"), arrival, prompt[order], output[order],
