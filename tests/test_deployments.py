@@ -138,6 +138,13 @@ def test_a_small_pool_is_filled_beside_its_own_sequences_and_not_the_default(
     )
 
 
+def test_where_one_request_fills_the_pool_one_is_served() -> None:
+    """16 GB of weights leave an L4 some 4 GiB, 32,000 tokens of 128 KiB: one of 25,000."""
+    long = {"prompt_tokens": {"exactly": 25_000}, "output_tokens": {"exactly": 100}, "rate": 0.01}
+    found = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "L4", workload=long))
+    assert get_memory_plan(found).status == "ok" and found.args.max_num_seqs == 1
+
+
 def test_the_context_holds_the_p99_and_never_more_than_the_model() -> None:
     found = asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM")
     tokens = found.workload.compute_total_tokens_quantile(0.99)

@@ -110,6 +110,21 @@ def test_a_larger_error_takes_more_of_every_limit() -> None:
     for z in (-1.5, 2.0):
         extra = compute_error_factor(step, SloTarget("ttft", "p50", 1.0), z)
         assert math.log(extra) == pytest.approx(z * (step.sigma_ttft - step.sigma_tpot), rel=1e-6)
+        for at, more in (("p50", 0.0), ("p95", 0.25), ("p99", 0.5)):  # a tail is further off
+            extra = compute_error_factor(step, SloTarget("tpot", at, 1.0), z)
+            assert math.log(extra) == pytest.approx(z * more * step.sigma_tpot, abs=1e-9)
+
+
+def test_traffic_that_may_be_more_takes_more_of_a_limit_and_that_may_be_less_takes_less() -> None:
+    """Of a loaded engine, 8 to 32 requests/s against their middle: the load takes most of what it may."""
+    middle, spread = (
+        EvaluationStore(load_scenario("edge-8b-24gb", {"workload.rate": rate}))
+        for rate in (16, [8, 32])
+    )
+    deployment = deploy(max_model_len=4096)
+    assert spread.get_margin(deployment, 0.0) == middle.get_margin(deployment, 0.0)
+    assert spread.get_margin(deployment, 1.5) > middle.get_margin(deployment, 1.5)
+    assert spread.get_margin(deployment, -1.5) < middle.get_margin(deployment, -1.5)
 
 
 @pytest.mark.parametrize(
