@@ -51,7 +51,9 @@ pools: .venv/ready
 # After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
 lessons: .venv/ready-dev
 	$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
-	    --ExecutePreprocessor.record_timing=False notebooks/learn/*.ipynb
+	    --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False \
+	    notebooks/learn/*.ipynb
+	sed -i '/"application\/vnd.jupyter.widget-view+json"/,/}/d' notebooks/learn/*.ipynb  # identities of controls
 
 dev: .venv/ready-dev
 

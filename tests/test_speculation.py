@@ -29,7 +29,7 @@ from planner.engines.speculation_methods import (
 from planner.latency.speculative_decoding import (
     evaluate_speculation,
     find_break_even_acceptance,
-    find_break_even_batch,
+    find_profitable_batches,
     infer_acceptance_rate,
 )
 from planner.latency.step_model import (
@@ -181,7 +181,7 @@ def test_reported_slow_downs_at_large_batch() -> None:
         )
         assert evaluate_speculation(served, 1, 1000).verdict == "pays"
         assert evaluate_speculation(served, 256, 1000).verdict == "does not pay"
-        assert 1 < find_break_even_batch(served, 1000) < 256
+        assert 1 < find_profitable_batches(served, 1000)[-1][1] < 256
         assert (
             replayed_speedup(served, 2, prompt=800) > 1 > replayed_speedup(served, 256, prompt=800)
         )
@@ -296,9 +296,8 @@ def test_it_stops_paying_sooner_with_k_and_later_with_acceptance(
             "max_num_seqs": 1024,
             "speculation": SpeculationConfig(how, k, rate),
         }
-        return find_break_even_batch(
-            deploy_on(name, gpu, tp=tp, max_num_batched_tokens=8192, **asked), context
-        )
+        served = deploy_on(name, gpu, tp=tp, max_num_batched_tokens=8192, **asked)
+        return max((last for _, last in find_profitable_batches(served, context)), default=0)
 
     assert turning(k + 1, rate) <= turning(k, rate) <= turning(k, rate + more)
 

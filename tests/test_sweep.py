@@ -234,9 +234,7 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     """A card for a tenth of a request a second keeps its promises, for ten it breaks them; -1 is no rate."""
     path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
     assert main(command(path, "out.csv")) == 1
-    found, _, _, low, high, wrong, _, estimates, _, files = (
-        capsys.readouterr().out.splitlines()
-    )
+    found, _, _, low, high, wrong, _, estimates, _, files = capsys.readouterr().out.splitlines()
     assert files.startswith("table: ") and files.endswith("out.csv")
     assert estimates.startswith("Estimates are in closed form")
     assert found.startswith("3 points: 1 error, 1 meets the targets, 1 misses one.")

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from shipped import plan_of
 
 from planner.analysis import load_ramp as ramp_test
-from planner.analysis import tail_latency
 from planner.analysis.layout_tables import estimate_max_rps
-from planner.analysis.sweep import MIN_SERVED_FRACTION, REQUESTS_PER_SWEEP_RUN
+from planner.analysis.sweep import MIN_SERVED_FRACTION
 from planner.core.errors import PlannerError
-from planner.planning.capacity import drop_rejected_requests, estimate_capacity
+from planner.planning.capacity import drop_rejected_requests
 from planner.planning.evaluation import saturate_workload
 from planner.planning.prediction import get_memory_plan
 from planner.planning.scenario import load_scenario
@@ -170,18 +169,3 @@ def test_a_pipeline_with_steps_under_way_is_not_idle():
     )
     gauges = run.gauges
     assert (gauges.running[gauges.seconds < run.duration * 0.95] == n).mean() > 0.9
-
-
-def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(plan):
-    watched = tail_latency.sweep_autoscaler_signals(plan, LOAD, (0.2, 0.5, 1.3))
-    most = estimate_capacity(plan, LOAD).mid / plan.num_engine_instances
-    inside = simulate_once(
-        plan,
-        LOAD.with_rate(0.5 * estimate_capacity(plan, LOAD).mid),
-        2 * REQUESTS_PER_SWEEP_RUN,
-    )
-    stay = inside.summarize("e2e")["mean"] - inside.summarize("queue")["mean"]
-    assert watched["Requests running"][1] == pytest.approx(0.5 * most * stay, rel=0.1)
-    assert watched["Requests running"].is_monotonic_increasing
-    assert watched["Steps/s"].is_monotonic_decreasing
-    assert watched["Requests waiting"][2] > 10 > watched["Requests waiting"][1]

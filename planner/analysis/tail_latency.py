@@ -9,12 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from planner.analysis.sweep import (
-    REQUESTS_PER_SWEEP_RUN,
-    Row,
-    get_wait_ms,
-    sweep,
-)
+from planner.analysis.sweep import REQUESTS_PER_SWEEP_RUN, Row, get_wait_ms, sweep
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
@@ -22,13 +17,8 @@ from planner.latency.performance import (
     LATENCY_STATISTICS,
     Performance,
 )
-from planner.planning.capacity import estimate_capacity
 from planner.planning.prediction import evaluate
-from planner.planning.simulation_runs import (
-    SimulationRun,
-    get_statistic,
-    simulate_once,
-)
+from planner.planning.simulation_runs import SimulationRun, simulate_once
 from planner.planning.slo import SloTarget, compute_tolerance, get_limit_status
 from planner.workload.workload import Workload
 
@@ -87,31 +77,3 @@ def sweep_utilization(
         return row
 
     return sweep({"Utilization (%)": [share * 100 for share in shares]}, _read)
-
-
-def sweep_autoscaler_signals(
-    deployment: Deployment, workload: Workload, shares: Sequence[float]
-) -> pd.DataFrame:
-    """Return possible autoscaler signals of one engine, and user latencies, over its load.
-
-    Gauges are means from the first arrival to the last of `2 * REQUESTS_PER_SWEEP_RUN` simulated
-    requests.
-    """
-    capacity, requests = estimate_capacity(deployment, workload).mid, 2 * REQUESTS_PER_SWEEP_RUN
-
-    def _read(percent: float) -> Row:
-        rate = percent / 100 * capacity
-        gauge_s = requests * deployment.num_engine_instances / rate / GAUGE_SAMPLES
-        run = simulate_once(deployment, workload.with_rate(rate), requests, gauge_s=gauge_s)
-        gauges = run.gauges[run.gauges.seconds <= run.sent[-1]]
-        steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.clock_scale
-        return {
-            "A step is running (% of the time)": busy / run.duration * 100,
-            "Steps/s": steps / run.duration, "Requests running": gauges.running.mean(),
-            "Requests waiting": gauges.waiting.mean(),
-            "KV cache in use (%)": gauges.kv_usage.mean() * 100,
-            "mean TPOT (ms)": get_statistic(run, "tpot", "mean") * 1e3,
-            "p99 TTFT (ms)": get_wait_ms(run, "p99"),
-        }  # fmt: skip
-
-    return sweep({"Load (%)": [share * 100 for share in shares]}, _read)

@@ -195,15 +195,6 @@ def find_profitable_batches(
     return [(first + 1, beyond) for first, beyond in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def find_break_even_batch(
-    deployment: Deployment, context: float, largest: int | None = None
-) -> int:
-    """Return the largest batch at which speculation pays, 0 if there is none."""
-    return max(
-        (last for _, last in find_profitable_batches(deployment, context, largest)), default=0
-    )
-
-
 def compute_planned_acceptance(deployment: Deployment) -> float | None:
     """Return the fraction of drafted tokens that is accepted, (a + ... + a^k) / k.
 

@@ -3,51 +3,66 @@
 from collections.abc import Mapping
 
 _BY_MODULE: Mapping[str, str] = {
-    "analysis.batching_tables": "get_slo_column sweep_batch",
+    "analysis.batching_tables": (
+        "get_slo_column simulate_prefill_gaps sweep_batch sweep_long_prompt sweep_prefix_reuse"
+    ),
     "analysis.layout_tables": (
         "build_collectives_table build_shape_table build_slo_table compare_pools "
-        "describe_layout_rules describe_pools find_best_pools list_shapes "
-        "sweep_pool_sizes"
+        "describe_layout_rules describe_pools find_best_pools list_shapes sweep_pool_sizes"
     ),
-    "analysis.load_ramp": "run_load_ramp",
+    "analysis.lessons": (
+        "build_traffic compare_step_speed read_performance read_pool read_run sweep_throughput"
+    ),
+    "analysis.load_ramp": ("run_load_ramp"),
     "analysis.memory_sweeps": (
         "build_format_table build_kv_table build_sequence_table derive_kv_equation "
         "describe_memory_limit describe_memory_status describe_recommended_limits"
     ),
-    "analysis.sensitivity": "sweep_knobs",
+    "analysis.prefix_cache_sweeps": (
+        "build_document_workload simulate_routed sweep_host_memory sweep_pool_size sweep_routing"
+    ),
+    "analysis.sensitivity": ("sweep_knobs"),
     "analysis.speculation_tables": (
         "describe_break_even describe_paying_loads propose_drafts sweep_draft_loads sweep_speedup"
     ),
-    "analysis.sweep": "space_logarithmically",
-    "analysis.tail_latency": "build_latency_table",
-    "answers.build": "build_answer",
-    "answers.words": "describe_day describe_headroom explain_replica_loss tell_measure_first",
-    "deploy.alerts": "list_alert_rules",
-    "deploy.artifacts": "explain_benchmark_lengths predict_benchmark_ramp render_artifacts",
-    "deploy.launch_spec": "build_launch",
-    "engines.metric_names": "get_metric_names",
-    "memory.memory_plan": "find_max_model_len",
-    "planning.framework_choice": "choose_framework",
-    "planning.scenario": "list_scenarios",
+    "analysis.sweep": ("get_wait_ms space_logarithmically sweep sweep_tails"),
+    "analysis.tail_latency": ("build_latency_table sweep_utilization"),
+    "answers.build": ("build_answer"),
+    "answers.words": ("describe_day describe_headroom explain_replica_loss tell_measure_first"),
+    "deploy.alerts": ("list_alert_rules"),
+    "deploy.artifacts": ("explain_benchmark_lengths predict_benchmark_ramp render_artifacts"),
+    "deploy.launch_spec": ("build_launch"),
+    "engines.layout": ("SpeculationConfig"),
+    "engines.metric_names": ("get_metric_names"),
+    "hardware.gpus": ("get_gpu"),
+    "latency.speculative_decoding": (
+        "evaluate_speculation find_break_even_acceptance infer_acceptance_rate"
+    ),
+    "latency.step_model": ("build_target_step_model compute_expected_tokens"),
+    "memory.concurrency_limits": ("find_safe_max_num_seqs"),
+    "memory.memory_plan": ("find_max_model_len find_safe_memory_utilization"),
+    "parallelism.pipeline": ("compute_pipeline_bubble"),
+    "planning.framework_choice": ("choose_framework"),
+    "planning.simulation_runs": ("simulate_once"),
     "ui.chapter_views": (
-        "describe_draft_decision list_files list_framework_questions "
-        "try_drafts try_layouts try_load try_memory"
+        "describe_draft_decision list_files list_framework_questions try_drafts try_layouts "
+        "try_load try_memory"
     ),
-    "ui.charts.base": "plot_bars plot_day plot_lines plot_memory_budget plot_panels plot_tiles",
-    "ui.decision_memo": "build_memo",
-    "ui.notebook_session": (
-        "add_changes allow_pools open_answer open_plan open_plans open_study search_cached"
-    ),
+    "ui.charts.base": ("plot_bars plot_day plot_lines plot_memory_budget plot_panels plot_tiles"),
+    "ui.decision_memo": ("build_memo"),
+    "ui.notebook_session": ("add_changes allow_pools open_answer open_plan open_plans open_study"),
     "ui.notebook_widgets": (
-        "conclude render_changes show_code show_figure show_markdown show_note show_table"
+        "InteractiveView ask_number build_choice conclude fold_content render_changes "
+        "show_code show_figure show_markdown show_note show_picture show_table"
     ),
     "ui.plan_comparison": (
-        "build_plan_comparison build_plan_titles compare_costs compare_limits describe_cheapest_plan"
+        "build_plan_comparison build_plan_titles compare_costs compare_limits "
+        "describe_cheapest_plan"
     ),
     "ui.plan_tables": (
-        "build_candidate_table build_ramp_table "
-        "build_rejection_table build_relaxation_table build_rental_table compare_engines "
-        "describe_search_effort describe_slo_margin explain_choice"
+        "build_candidate_table build_ramp_table build_rejection_table build_relaxation_table "
+        "build_rental_table compare_engines describe_search_effort describe_slo_margin "
+        "explain_choice"
     ),
 }
 PLACES = {

@@ -7,6 +7,7 @@ output shows its content for the initial values.
 import math
 import re
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape as html_escape
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import altair as alt
 import ipywidgets
 import pandas as pd
-from IPython.display import Image, Markdown, display
+from IPython.display import Markdown
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -77,10 +78,11 @@ def show_figure(chart: alt.TopLevelMixin | dict[str, Any] | None, caption: str) 
     return HtmlOutput(f'<figure style="{style}">{svg}{_render_caption(caption)}</figure>')
 
 
-def show_picture(chart: alt.TopLevelMixin, caption: str) -> None:
-    """Show a chart as a picture on white with its caption, in a notebook that nobody has to trust."""
-    picture = Image(render_png(render_svg(chart)), alt=caption)  # type: ignore[no-untyped-call]
-    display(picture, HtmlOutput(_render_caption(caption)))  # type: ignore[no-untyped-call]
+def show_picture(chart: alt.TopLevelMixin, caption: str) -> HtmlOutput:
+    """Return a chart as a picture on white with its caption, in a notebook that nobody has to trust."""
+    data = b64encode(render_png(render_svg(chart))).decode()
+    picture = f'<img src="data:image/png;base64,{data}" alt="{html_escape(caption)}">'
+    return HtmlOutput(f"<figure>{picture}{_render_caption(caption)}</figure>")
 
 
 def _render_caption(caption: str) -> str:
@@ -106,7 +108,7 @@ def show_table(
             else "left"
         )
         style = f"text-align: {align}; padding: 0.3em 0.6em"
-        head += f'<th style="{style}">{escape_html(str(name))}</th>'
+        head += f'<th scope="col" style="{style}">{escape_html(str(name))}</th>'
         for row, value in enumerate(column):
             text = format_value(value)
             width = (
@@ -142,7 +144,7 @@ def _format_cell(text: str) -> str:
     return re.sub(r"(?<!<)/(?!s\b)", "/<wbr>", escape_html(text))
 
 
-NOTE_COLOR, ERROR_COLOR = "#3b7dd8", "#d9463b"
+NOTE_COLOR, RIGHT_COLOR, ERROR_COLOR = "#3b7dd8", "#2e9e5b", "#d9463b"
 
 
 def show_note(message: object, color: str = NOTE_COLOR) -> HtmlOutput:
@@ -319,6 +321,19 @@ class InteractiveView(ipywidgets.VBox):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still}
+
+
+def ask_number(right: float, hint: str, tolerance: float = 0.1) -> InteractiveView:
+    """Return a field for an answer, and whether it is within `tolerance` of the right one."""
+
+    def _judge(answer: str) -> HtmlOutput:
+        if (number := re.search(r"\d[\d,]*\.?\d*", answer)) is None:
+            return show_note("Run all cells, type a number and press Enter.")
+        if abs(float(number[0].replace(",", "")) / right - 1) <= tolerance:
+            return show_note(f"Right: {format_value(right)}.", RIGHT_COLOR)
+        return show_note(f"Not yet. {hint}", ERROR_COLOR)
+
+    return InteractiveView(_judge, answer=build_text_field(label="Your answer", hint="a number"))
 
 
 def _build_rerun_button(label: str, do: Callable[[], None]) -> ipywidgets.Widget:

@@ -55,6 +55,24 @@ def test_a_lesson_that_nobody_trusts_shows_its_charts(tmp_path):
         assert "Cannot display" not in page.locator(".jp-Notebook").inner_text()
 
 
+def test_a_lesson_judges_an_answer_and_redraws_for_another_model(tmp_path):
+    """Before it has run, and where nobody trusts it, its tables are shown and no control is."""
+    with jupyterlab(tmp_path) as address, browser() as page:
+        page.goto(f"{address}/tree/learn/1-kv-equation.ipynb?reset")
+        page.get_by_text("Run all cells, type a number").wait_for(timeout=90_000)
+        run_notebook(page, address, "learn/1-kv-equation.ipynb")
+        field = page.get_by_label("Your answer")
+        for answer, said in (("100", "Not yet."), ("256 KiB", "Right: 256.")):
+            field.fill(answer)
+            field.press("Enter")
+            page.get_by_text(said).wait_for(timeout=30_000)
+        drawn = page.locator(".widget-html img").first
+        before = drawn.get_attribute("src")
+        page.get_by_label("Model").select_option("Qwen/Qwen3-4B")
+        page.get_by_alt_text("Qwen/Qwen3-4B on three cards").wait_for(timeout=30_000)
+        assert drawn.get_attribute("src") != before
+
+
 @pytest.mark.parametrize("width", [1000, 1280, 1920])
 def test_no_button_of_the_cockpit_covers_its_verdict(width, tmp_path, monkeypatch):
     """With all four: a question that was changed can be taken back."""
