@@ -48,7 +48,7 @@ def test_a_copy_keeps_what_is_there(tmp_path):
         "start.ipynb",
         "2-vram.ipynb",
         "learn/practice.ipynb",
-        "learn/data/speculation_measured.csv",
+        "learn/data/llama-4-scout.json",
     } <= copied
     assert not any(name.endswith(".yaml") for name in copied)
     (tmp_path / "2-vram.ipynb").write_text("mine", encoding="utf-8")

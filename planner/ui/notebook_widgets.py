@@ -82,7 +82,7 @@ def show_picture(chart: alt.TopLevelMixin, caption: str) -> HtmlOutput:
     """Return a chart as a picture on white with its caption, in a notebook that nobody has to trust."""
     data = b64encode(render_png(render_svg(chart))).decode()
     picture = f'<img src="data:image/png;base64,{data}" alt="{html_escape(caption)}">'
-    return HtmlOutput(f"<figure>{picture}{_render_caption(caption)}</figure>")
+    return HtmlOutput(f'<figure style="margin: 0.5em 0">{picture}{_render_caption(caption)}</figure>')
 
 
 def _render_caption(caption: str) -> str:
