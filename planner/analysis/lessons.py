@@ -1,15 +1,14 @@
 """What the lessons' tables read of a deployment, an estimate or a simulation."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import pandas as pd
 
-from planner.analysis.sweep import Row, sweep
+from planner.analysis.sweep import Row, build_latency_row, sweep
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.latency.performance import Performance
+from planner.latency.performance import LATENCY_METRICS, Performance
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.prediction import evaluate
@@ -19,10 +18,6 @@ from planner.workload.workload import Workload
 
 Tokens = int | tuple[int, int]
 """Tokens of every request, or their mean and 95th percentile."""
-_LATENCIES = [
-    (f"{at} {name.upper()} (ms)", name, at)
-    for name, at in product(("ttft", "tpot", "itl"), ("mean", "p99"))
-]
 
 
 def build_traffic(
@@ -55,10 +50,11 @@ def read_performance(performance: Performance | None) -> Row:
     """Return the middles of an estimate; nothing if there is none."""
     if performance is None:
         return {}
+    latencies: Row = build_latency_row(performance)
     return {
         "requests/s": performance.request_tps.mid,
         "output tokens/s": round(performance.output_tps.mid),
-        **{title: performance.get(name, at).mid * 1e3 for title, name, at in _LATENCIES},
+        **{name: each.mid for name, each in latencies.items()},
         "KV cache in use (%)": round(100 * performance.kv_usage),
         "limit": performance.bottleneck,
     }
@@ -69,7 +65,11 @@ def read_run(run: SimulationResult) -> Row:
     return {
         "requests/s": run.request_tps,
         "output tokens/s": run.output_tps,
-        **{title: run.summarize(name)[at] * 1e3 for title, name, at in _LATENCIES},
+        **{
+            f"{at} {name.upper()} (ms)": seconds * 1e3
+            for name in LATENCY_METRICS
+            for at, seconds in run.summarize(name).items()
+        },
         "preemptions per request": run.preemptions.mean(),
         "decoding at once": run.decode_batch,
     }

@@ -82,7 +82,8 @@ def show_picture(chart: alt.TopLevelMixin, caption: str) -> HtmlOutput:
     """Return a chart as a picture on white with its caption, in a notebook that nobody has to trust."""
     data = b64encode(render_png(render_svg(chart))).decode()
     picture = f'<img src="data:image/png;base64,{data}" alt="{html_escape(caption)}">'
-    return HtmlOutput(f'<figure style="margin: 0.5em 0">{picture}{_render_caption(caption)}</figure>')
+    style, below = "margin: 0.5em 0", _render_caption(caption)
+    return HtmlOutput(f'<figure style="{style}">{picture}{below}</figure>')
 
 
 def _render_caption(caption: str) -> str:
@@ -284,7 +285,7 @@ class InteractiveView(ipywidgets.VBox):
         ]
         drawn = f" Drawn for {escape_html(', '.join(values))}." if values else ""
         self._still = re.sub(
-            r"((</span></|</fig)caption>)", lambda end: drawn + end[0], self._screen.value, count=1
+            r"(</span>)?</(fig)?caption>", lambda end: drawn + end[0], self._screen.value, count=1
         )
         layout = ipywidgets.Layout(flex_flow="row wrap")
         self._carry = carry or {}
