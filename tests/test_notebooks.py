@@ -5,6 +5,7 @@ JupyterLab does.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,22 @@ def test_lessons_reproduce_their_outputs(lessons):
         command, capture_output=True, text=True, cwd=NOTEBOOK_DIR, env=environment, check=False
     )
     assert run.returncode == 0, run.stdout[-4000:]
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_is_short_asks_the_reader_and_links_its_chapter(lesson):
+    cells = nbformat.read(lesson, as_version=4).cells
+    shown = [
+        cell.source
+        for cell in cells
+        if cell.cell_type == "code" and not cell.metadata.get("jupyter")
+    ]
+    assert max(len(source.splitlines()) for source in shown) <= 12
+    code = "".join(shown)
+    assert code.count("planner.ask_number(") == 1
+    assert code.count("planner.InteractiveView(") == (lesson.stem != "practice")
+    (chapter,) = re.findall(r"\*\*Used in:\*\* \[\w+\]\(\.\./([\w-]+\.ipynb)\)", cells[0].source)
+    assert (NOTEBOOK_DIR / chapter).is_file()
 
 
 @pytest.mark.parametrize("notebook", list_chapter_notebooks(), ids=lambda path: path.stem)

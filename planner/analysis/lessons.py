@@ -24,13 +24,13 @@ def build_traffic(
     prompt: Tokens, output: Tokens, rate: float | None = None, **load: Any
 ) -> Workload:
     """Return traffic of such prompts and answers, at 1 request/s where no load is given."""
-    lengths = [
+    prompts, answers = (
         LengthDistribution.from_constant(tokens)
         if isinstance(tokens, int)
         else LengthDistribution.from_lognormal(tokens[0], p95=tokens[1])
         for tokens in (prompt, output)
-    ]
-    return Workload(*lengths, rate=rate if rate or "concurrency" in load else 1, **load)
+    )
+    return Workload(prompts, answers, rate=rate if rate or "concurrency" in load else 1, **load)
 
 
 def read_pool(deployment: Deployment, tokens: int = 2000) -> Row:
