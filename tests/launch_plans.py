@@ -21,6 +21,13 @@ from planner.models.registry import load_model
 from planner.parallelism.start_gate import explain_refused_start
 from planner.tools.lint.deployment_reader import read_draft_settings, read_engine_args, read_layout
 
+TOKENIZER = """class AutoTokenizer:
+    from_pretrained = classmethod(lambda cls, name, **options: cls())
+    __len__ = lambda self: 5000
+    decode = lambda self, ids: " " + "".join(chr(97 + ids[0] // 26**k % 26) for k in range(3))
+    encode = lambda self, text: ["<s>", *text.split()]
+"""
+"""A stand-in for transformers whose words are tokens, as far as `bench.sh` needs it."""
 VERSIONS = {
     "vllm": ["0.5.4", "0.6.6", "0.7.3", "0.8.5", "0.9.2", "0.10.0", "0.12.0", "0.14.1", "0.16.0", "0.18.0", "0.20.2",
              "0.33.0"],

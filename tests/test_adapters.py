@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launch_plans import TOKENIZER
 from shipped import plan_once
 
 from planner.analysis.memory_sweeps import build_budget_table
@@ -343,6 +344,7 @@ def test_the_scripts_start_and_ask_for_all_adapters_and_warm_up_first(tmp_path: 
     stub = tmp_path / "vllm"
     stub.write_text('#!/bin/bash\nprintf "%s\\n" "$*" >> ran\n')
     stub.chmod(0o755)
+    (tmp_path / "transformers.py").write_text(TOKENIZER)
 
     def run(name: str, adapters: str) -> tuple[list[str], str]:
         (tmp_path / name).write_text(texts[name])

@@ -1,7 +1,6 @@
 """What `planner.deploy` writes is accepted by the programs that will read it."""
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -10,8 +9,10 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import yaml
+from launch_plans import TOKENIZER
 
 from planner.core.errors import PlannerError
 from planner.core.text import escape_to_one_line
@@ -25,6 +26,7 @@ from planner.latency.performance import Performance
 from planner.planning.prediction import evaluate
 from planner.planning.slo import SloTarget
 from planner.workload.length_distribution import LengthDistribution
+from planner.workload.traces import Trace
 from planner.workload.workload import Workload
 
 TARGETS = (
@@ -174,15 +176,47 @@ def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() ->
     )  # without those that are too long
     text = deploy.render_artifacts(prediction, TARGETS)["bench.sh"]
     prefix = int(prediction.effective_workload.mean_cached_tokens)
-    assert f"--random-prefix-len {prefix} " in text
-    (rest,) = re.findall(r"--random-input-len (\d+)", text)
-    assert int(rest) + prefix == pytest.approx(reused.prompt.mean, abs=1)
+    assert f"PREFIX, LENGTHS = {prefix}, [" in text
     pairs = zip(
         deploy.predict_benchmark_ramp(prediction).values(),
         deploy.predict_benchmark_ramp(cold).values(),
         strict=True,
     )
     assert all(warm.get("ttft", "p50").mid < other.get("ttft", "p50").mid for warm, other in pairs)
+
+
+def test_the_benchmark_sends_the_lengths_of_the_workload(tmp_path: Path) -> None:
+    """By mean and p95, in tokens of the model; prompts share the prefix, and no two steps a prompt."""
+    (tmp_path / "bench.sh").write_text(documents(deployment(max_model_len=65536))["bench.sh"])
+    stub = tmp_path / "vllm"
+    stub.write_text(
+        '#!/bin/bash\n[[ "$*" == *"--dataset-name custom --dataset-path bench-prompts.jsonl --custom-output-len -1"* ]]'
+        " && cat bench-prompts.jsonl >> sent\n"
+    )
+    stub.chmod(0o755)
+    (tmp_path / "transformers.py").write_text(TOKENIZER)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["bash", "bench.sh"], cwd=tmp_path, env=path, check=True)
+    sent = [json.loads(line) for line in (tmp_path / "sent").read_text().splitlines()]
+    prompts = [["<s>", *each["prompt"].split()] for each in sent]
+    lengths = np.array([[len(p) for p in prompts], [each["output_tokens"] for each in sent]])
+    for side, mean, p95 in zip(lengths, (1000, 200), (3000, 500), strict=True):
+        assert side.mean() == pytest.approx(mean, rel=0.03)
+        assert np.quantile(side, 0.95) == pytest.approx(p95, rel=0.05)
+    assert abs(np.corrcoef(lengths)[0, 1]) < 0.1
+    assert len({tuple(p[:100]) for p in prompts if len(p) > 100}) == 1
+    assert len({tuple(p) for p in prompts if len(p) > 110}) > 0.99 * (lengths[0] > 110).sum()
+
+
+def test_the_benchmark_of_a_trace_sends_requests_of_it() -> None:
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(50, 4000, 5000)
+    trace = Trace(Path(), np.arange(5000) * 0.5, prompt, prompt // 10 + 1)
+    sent = deploy.list_benchmark_lengths(evaluate(deployment(), Workload.from_trace(trace)))
+    assert all(output == tokens // 10 + 1 for tokens, output in sent) and len(sent) == 100
+    assert np.quantile([p for p, _ in sent], 0.95) == pytest.approx(
+        np.quantile(prompt, 0.95), rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,6 +301,7 @@ def started(script: list[str], folder: Path, program: str) -> list[str]:
     stub = folder / "bin" / program
     stub.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {shlex.quote(str(folder / 'given'))}\n")
     stub.chmod(0o755)
+    (folder / "transformers.py").write_text(TOKENIZER)
     path = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
     subprocess.run(["bash", *script], env=path, cwd=folder, capture_output=True, check=True)
     assert not (folder / "ran").exists()

@@ -337,7 +337,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ({"service_level": {}}, "service_level: state at least one limit"),
         ({"service_level": {"latency": {"p95": 3}}}, r"service_level\.latency.*'ttft', 'itl', 'tpot' or 'e2e'"),
         ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
-        ({"engine_args": {"max_num_seq": 4}}, "unknown engine argument 'max_num_seq'; did you mean max_num_seqs"),
+        ({"engine_args": {"max_num_seq": 4}}, r"unknown engine argument of vllm \S+ 'max_num_seq'"),
         ({"engine_args": {"max_num_seqs": 64000}}, "max_num_batched_tokens .* must be greater than"),
         ({"engine_version": "0.20.2", "kv_cache_dtype": ["fp9"]}, "mine: kv_cache_dtype 'fp9' is none of auto"),
         ({"engine_args": {"max_num_seqs": 6.4}}, "engine_args, field max_num_seqs: .*whole number.*, got 6.4"),

@@ -426,7 +426,6 @@ class Answer:
     risks: tuple[Risk, ...]
     files: tuple[str, ...]
     not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
-    benchmark_note: str  # why a benchmark's figures differ from those of the targets
     support: str  # that nobody knows whether the engine's release serves the model, else empty
     model_memory: ModelMemory | None = None  # of the best
     adapter_slots: AdapterSlots | None = None  # of the best; None without adapters

@@ -32,7 +32,6 @@ from planner.core.catalog import load_catalog
 from planner.core.intervals import Interval
 from planner.core.progress import try_each
 from planner.deploy import (
-    explain_benchmark_lengths,
     list_artifact_files,
     predict_benchmark_ramp,
 )
@@ -411,7 +410,6 @@ class _Builder:
             if chosen
             else (),
             not_written=tuple(explain_unsupported_artifacts(plan)) if chosen else (),
-            benchmark_note=explain_benchmark_lengths(chosen.prediction) if chosen else "",
             support=judge_model_support(best.deployment.model, best.deployment.engine).sentence
             if best
             else "",

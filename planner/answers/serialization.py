@@ -169,7 +169,8 @@ def _serialize_bill(bill: Bill) -> Fields:
 
 
 def _serialize_engine_args(args: EngineArgs) -> Fields:
-    return {name: value for name, value in vars(args).items() if value is not None}
+    planned = {name: value for name, value in vars(args).items() if value is not None}
+    return planned | dict(planned.pop("options"))
 
 
 def serialize_offer(scenario: Scenario, offer: Offer) -> Fields:

@@ -3,7 +3,6 @@
 from planner.deploy.artifacts import (
     ALL_ARTIFACT_FILES,
     DISAGGREGATED_ARTIFACT_FILES,
-    explain_benchmark_lengths,
     list_artifact_files,
     predict_benchmark_ramp,
     render_artifacts,
@@ -22,7 +21,6 @@ __all__ = [
     "build_deployment_launch",
     "build_launch",
     "build_launches",
-    "explain_benchmark_lengths",
     "list_artifact_files",
     "predict_benchmark_ramp",
     "render_artifacts",

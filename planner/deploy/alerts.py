@@ -211,7 +211,7 @@ def build_series_selector(deployment: Deployment, **own: str) -> Callable[..., M
     """
 
     def of(metric: str, **labels: str) -> Markup:
-        pairs = {"model_name": deployment.model.served_name, **own, **labels}
+        pairs = {"model_name": deployment.served_name, **own, **labels}
         return Markup(
             f"{metric}{{{','.join(f'{key}={quote_promql(value)}' for key, value in pairs.items())}}}"
         )

@@ -1,14 +1,13 @@
 """Render the files of a plan: launch script, unit, benchmark, alerts and checklist."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from planner.core.errors import PlannerError
-from planner.core.number_format import format_number
 from planner.core.progress import show_step
 from planner.core.templates import render_template
 from planner.deploy import alerts, manifests
@@ -38,8 +37,8 @@ RAMP_RATE_FRACTIONS, MIN_PROMPTS_PER_STEP = (0.25, 0.5, 0.75, 1.0, 1.25), 100
 """Fractions of the planned rate to benchmark, one beyond it; minimum requests of a step."""
 WARM_UP = {"prompts": 32, "concurrency": 8}
 """Requests that a benchmark sends before it measures, or one of each adapter, and how many at once."""
-RANDOM_LENGTH_RANGE_RATIO = 0.5
-"""Half-width of the benchmark's uniform random lengths, as a fraction of their mean."""
+NUM_BENCHMARK_LENGTHS, BENCHMARK_LENGTHS_STRIDE = 100, 37
+"""Requests that a benchmark repeats, and the step with which outputs are dealt to their prompts."""
 
 ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     "script": ("trtllm.yaml", "serve.sh", "serve.env"),
@@ -133,6 +132,7 @@ def _build_values(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the values of all templates: what every file says, and those of one kind of file."""
     last, engine = launches[-1], prediction.deployment.engine
+    checkpoint, given = get_checkpoint(last.deployment), dict(last.deployment.args.options)
     place = f"-gpu{first}" if (first := prediction.deployment.first_gpu) else ""
     endpoints = {
         launch.role: alerts.list_metrics_endpoints(
@@ -148,11 +148,12 @@ def _build_values(
         **manifests.build_template_values(last, prediction), "p": prediction, "targets": targets,
         "files": names, "hosts": list(dict.fromkeys(hosts)),
         "scales_by_hour": scaling is not None and scaling.num_starts > 0,
-        "checkpoint": get_checkpoint(prediction.deployment),
+        "checkpoint": checkpoint,
+        "tokenizer": given.get("tokenizer") or given.get("tokenizer_path") or checkpoint,
+        "remote_code": any(flag.name[2:].replace("_", "-") == "trust-remote-code" for flag in last.flags),
         "ramp": predict_benchmark_ramp(prediction) if "bench.sh" in names else {},
-        "lengths": explain_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
-        "directory": INSTALL_DIR + place, "range_ratio": RANDOM_LENGTH_RANGE_RATIO,
-        "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
+        "lengths": list_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
+        "directory": INSTALL_DIR + place, "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
         "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
         "start_up": last.start_up, "scaled": None, "unit": f"headroom{place}@.service",
@@ -240,11 +241,11 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     assert workload is not None
     replicas = 1 if prefill else deployment.layout.replicas
     throughput = prediction.performance.request_tps.mid if prediction.performance else 0.0
-    random_workload = _build_random_workload(prediction)
+    sent = _build_benchmark_workload(prediction)
     ramp = {}
     for fraction in RAMP_RATE_FRACTIONS:
         rate = float(f"{(workload.rate or throughput) / replicas * fraction:.3g}")
-        step = replace(random_workload.with_rate(rate), num_prompts=count_benchmark_prompts(rate))
+        step = replace(sent.with_rate(rate), num_prompts=count_benchmark_prompts(rate))
         step_prediction = (
             evaluate_disaggregated(prefill, deployment, step)
             if prefill
@@ -254,30 +255,36 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     return {rate: performance for rate, performance in ramp.items() if performance}
 
 
-def explain_benchmark_lengths(prediction: Prediction) -> str:
-    """Explain why the figures of `bench.sh` differ from the plan's: its lengths spread less or more."""
-    own, random = prediction.workload, _build_random_workload(prediction)
-    assert own is not None
-    pairs = {
-        "prompts": (own.prompt, random.prompt),
-        "answers": (own.output, random.output),
-    }
-    ends = {name: [each.compute_quantile(0.95) for each in pair] for name, pair in pairs.items()}
-    name, (yours, its) = max(ends.items(), key=lambda item: abs(math.log(item[1][0] / item[1][1])))
-    return (
-        f"The benchmark sends uniform lengths: 95% of its {name} have up to {format_number(its)}"
-        f" tokens, of yours {format_number(yours)}. So your traffic has other latencies."
-    )
+def list_benchmark_lengths(prediction: Prediction) -> list[tuple[int, int]]:
+    """Return prompt and output tokens of the requests that `bench.sh` sends in turn.
+
+    They are the trace's requests at the quantiles of its prompts, or quantiles of both lengths, which
+    are independent of each other; all of them fit into max_model_len.
+    """
+    workload, limit = prediction.effective_workload, prediction.deployment.args.max_model_len
+    edges = np.linspace(0, 1, NUM_BENCHMARK_LENGTHS + 1)
+    if trace := workload.trace:
+        lengths = np.array([trace.prompt, trace.output])[:, trace.num_uncounted :]
+        lengths = lengths[:, np.argsort(lengths[0], kind="stable")]
+        lengths = lengths[:, lengths[0] < limit]
+        pairs = lengths[:, ((edges[1:] + edges[:-1]) / 2 * lengths.shape[1]).astype(int)]
+    else:
+        mixed = np.arange(NUM_BENCHMARK_LENGTHS) * BENCHMARK_LENGTHS_STRIDE % NUM_BENCHMARK_LENGTHS
+        outputs = workload.output.compute_slice_means(edges)[mixed]
+        pairs = np.array([workload.prompt.compute_slice_means(edges), outputs])
+    prompts = np.clip(np.rint(pairs[0]), 1, limit - 1).astype(int)
+    outputs = np.clip(np.rint(pairs[1]), 1, limit - prompts).astype(int)
+    return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
 
 
-def _build_random_workload(prediction: Prediction) -> Workload:
-    """Build what `bench.sh` sends: uniform lengths around the means of the plan's workload."""
-    workload = prediction.workload
-    assert workload is not None
+def _build_benchmark_workload(prediction: Prediction) -> Workload:
+    """Build what `bench.sh` sends: lengths of the plan's workload, which share one prefix."""
+    assert prediction.workload is not None
+    prompts, outputs = zip(*list_benchmark_lengths(prediction), strict=True)
     prefix = _count_prefix_tokens(prediction)
     return replace(
-        workload, prompt=_build_random_lengths(workload.prompt.mean, prefix),
-        output=_build_random_lengths(workload.output.mean), trace=None,
+        prediction.workload, prompt=LengthDistribution.from_samples(np.array(prompts)),
+        output=LengthDistribution.from_samples(np.array(outputs)), trace=None,
         prefix_tokens=prefix, prefix_hit_rate=float(prefix > 0), adapter_zipf=0.0,
     )  # fmt: skip
 
@@ -290,13 +297,6 @@ def _count_prefix_tokens(prediction: Prediction) -> int:
 def count_benchmark_prompts(rate: float) -> int:
     """Return the requests of one step of `bench.sh`: ten minutes, and enough for a percentile."""
     return max(round(rate * DEFAULT_RUN_S), MIN_PROMPTS_PER_STEP)
-
-
-def _build_random_lengths(mean: float, prefix: int = 0) -> LengthDistribution:
-    """Return the lengths of `--random-range-ratio`: a shared prefix and a uniform rest."""
-    rest = max(mean - prefix, 1.0)
-    low, high = (prefix + rest * (1 + side * RANDOM_LENGTH_RANGE_RATIO) for side in (-1, 1))
-    return LengthDistribution.from_uniform(high, low / high)
 
 
 SECRETS_FILE = "serve.env"

@@ -33,6 +33,7 @@ from planner.engines.engine import (
     get_engine_packaging,
     select_entry_for_release,
 )
+from planner.engines.engine_args import spell_option
 from planner.engines.layout import SpeculationConfig
 from planner.engines.speculation_methods import (
     explain_missing_draft,
@@ -112,21 +113,20 @@ class LaunchFlag:
     """One option of a launch, and the reason for it."""
 
     name: str
-    argument: Argument | None
+    words: tuple[Argument, ...]
     reason: str
 
     @property
     def value(self) -> str | None:
         """The value as text; None for an option without one."""
-        return None if self.argument is None else format_for_display(self.argument)
+        return " ".join(map(format_for_display, self.words)) if self.words else None
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """The option as arguments; a value that begins with a dash is joined by `=`."""
-        if self.argument is None:
-            return ((self.name,),)
-        tied = isinstance(self.argument[0], str) and self.argument[0].startswith("-")
-        return ((f"{self.name}=", *self.argument),) if tied else ((self.name,), self.argument)
+        first = self.words[0][0] if self.words else ""
+        tied = isinstance(first, str) and first.startswith("-")
+        return ((f"{self.name}=", *self.words[0]),) if tied else ((self.name,), *self.words)
 
     def __str__(self) -> str:
         return " ".join(map(format_for_shell, self.arguments))
@@ -315,7 +315,7 @@ def build_deployment_launch(
     rendered = _render_engine_template(
         engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
         family=_get_model_flags(deployment),
-        name=deployment.model.served_name, speculative=_build_speculation_values(deployment, facts),
+        name=deployment.served_name, speculative=_build_speculation_values(deployment, facts),
         online_quantization=online,
         total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens,
         share_why=explain_memory_utilization(deployment),
@@ -366,7 +366,7 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
 
     def flag(name: str, *word: Any, why: str) -> str:
         parts = tuple(str(part) if isinstance(part, int | float) else part for part in word)
-        flags.append(LaunchFlag(name, parts or None, " ".join(why.split())))
+        flags.append(LaunchFlag(name, (parts,) if parts else (), " ".join(why.split())))
         if name not in options.spellings:
             raise PlannerError(f"{named_engine} has no option {name}, which is needed: {why}")
         if errors := options.parse(
@@ -402,6 +402,13 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
     render_template("deploy", f"flags/{engine}", **values, can=options.spellings, flag=flag,
         switch=switch, offered=offered, refuse=refuse, put=put, say=say,
     )  # fmt: skip
+    for argument, value in values["args"].options:
+        option = options.find_argument(argument)
+        assert option is not None  # checked when it was read
+        flags = [flag for flag in flags if flag.name not in option.spellings]
+        for name, *words in filter(None, [spell_option(option, value)]):
+            why = "as the scenario gives it in engine_args; what it changes is not planned"
+            flags.append(LaunchFlag(name, tuple((word,) for word in words), why))
     config = (
         yaml.safe_dump(rendered["config"], sort_keys=False, allow_unicode=True)
         if rendered["config"]

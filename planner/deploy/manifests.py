@@ -294,7 +294,7 @@ def build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
             )
             value = (
                 flag.value
-                if flag.argument
+                if flag.words
                 else str(not off and not flag.name.startswith("--no-")).lower()
             )
             settings[name[2:].upper().replace("-", "_")] = value or ""

@@ -16,11 +16,17 @@ class ArgumentNames(SourcedEntry):
     methods: dict[str, str] = Field(default_factory=dict)
     drafting: dict[str, str] = Field(default_factory=dict)
     words: dict[str, str] = Field(default_factory=dict)
+    decided: dict[str, str] = Field(default_factory=dict)
 
     @property
     def engine_names(self) -> dict[str, str]:
         """The planner's argument name -> the engine's."""
         return {ours: theirs for theirs, ours in self.arguments.items()}
+
+    def explain_decided(self, argument: str) -> str:
+        """Explain why a scenario cannot pass on an option; empty if it can."""
+        whys = (why for why, names in self.decided.items() if argument in names.split())
+        return next(whys, "")
 
 
 @cache

@@ -151,6 +151,14 @@ class CliOptions:
     def _normalize_spelling(self, word: str) -> str:
         return word.replace("_", "-") if self.lists.underscores and word.startswith("--") else word
 
+    def find_argument(self, name: str) -> CliOption | None:
+        """Find the option that sets an argument such as max_num_seqs; None if there is none."""
+        spellings = (f"--{name.replace('_', '-')}", f"--{name}")
+        options = (self.by_spelling.get(spelling) for spelling in spellings)
+        return next(
+            (each for each in options if each and each.negations[:1] != spellings[:1]), None
+        )
+
     def __getitem__(self, spelling: str) -> CliOption:
         """Get the option of a spelling that `find_spellings` returned."""
         return (

@@ -68,6 +68,12 @@ class Deployment:
     first_gpu: int = 0  # of a machine that it shares; its ports begin as many further on
 
     @property
+    def served_name(self) -> str:
+        """The name that clients ask for, the first one if it has several."""
+        given: Any = dict(self.args.options).get("served_model_name") or self.model.served_name
+        return given[0] if isinstance(given, tuple) else str(given)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of all replicas, including spares."""
         return self.layout.gpus_per_replica * self.num_replicas

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.core.errors import PlannerError, check_known_names
+from planner.core.errors import PlannerError, make_unknown_name_error
 from planner.core.units import GIB, MAX_COUNT, MIB
 from planner.core.versions import Version
+from planner.engines.argument_names import load_argument_names
+from planner.engines.cli_options import CliOption, get_cli_options
 from planner.engines.engine import BatchLimitTier, Engine
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.hardware.gpus import Gpu
@@ -27,6 +29,10 @@ REFERENCE_TOWER = 24 * 1024**2
 x width^2 (SGLang 0.5.16 server_args.py:7951)."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
+
+
+OptionValue = str | int | float | bool | tuple[str, ...]
+"""The value of an option that is passed on: JSON as its text, several words as a tuple."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,8 @@ class EngineArgs:
     scheduler_recv_interval: int = 1  # SGLang: decode steps between polls for requests
     limit_mm_per_prompt: str | None = None  # "image=2,video=0"
     revision: str | None = None  # branch, tag or commit of the checkpoint's repository
+    # what the engine takes beside these, by its own names: passed on to it, and not modelled
+    options: tuple[tuple[str, OptionValue], ...] = ()
 
 
 MAX_BATCH_LIMITS = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
@@ -85,6 +93,60 @@ def format_media_limits(limits: object) -> object:
     return ",".join(f"{kind}={count}" for kind, count in counts.items() if isinstance(count, int))
 
 
+def split_engine_args(given: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+    """Return the arguments that are not None by the planner's names, and other options as `options`.
+
+    Raises `PlannerError` for an option that this release's parser refuses, or that the plan decides.
+    """
+    names, known = (
+        load_argument_names(engine.name),
+        {*EngineArgs.__dataclass_fields__} - {"options"},
+    )
+    args = {
+        names.arguments.get(name, name): value for name, value in given.items() if value is not None
+    }
+    passed = dict(args.pop("options")) if isinstance(args.get("options"), tuple) else {}
+    for name in [name for name in args if name not in known]:
+        options, value = (
+            get_cli_options(engine.name, engine.version),
+            _freeze_option(args.pop(name)),
+        )
+        option = options.find_argument(name)
+        if option is None:
+            taken = {each.argument for each in options.by_spelling.values()}
+            raise make_unknown_name_error(name, known | taken, f"engine argument of {engine}")
+        if decided := names.explain_decided(option.argument):
+            raise PlannerError(f"engine_args: {name} is not passed on; {decided}")
+        problem = ""
+        if option.kind == "nothing" and not isinstance(value, bool):
+            problem = f"must be true or false, got {value!r:.80}"
+        if problem := problem or "".join(options.parse(spell_option(option, value)).errors[:1]):
+            raise PlannerError(f"engine_args, field {name}: {problem}")
+        passed[option.argument] = value
+    if isinstance(limits := args.get("limit_mm_per_prompt"), str | Mapping):
+        args["limit_mm_per_prompt"] = format_media_limits(limits)
+    return {**args, "options": tuple(passed.items())} if passed else args
+
+
+def _freeze_option(value: Any) -> OptionValue:
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    is_json = isinstance(value, Mapping | list | tuple)
+    return json.dumps(value, ensure_ascii=False) if is_json else value  # type: ignore[no-any-return]
+
+
+def spell_option(option: CliOption, value: OptionValue) -> list[str]:
+    """Return the words of a command that give an option this value; none for a switch that is off."""
+    if isinstance(value, bool) and option.kind == "nothing":
+        return [option.name] if value else [*option.negations[:1]]
+    words = (
+        value
+        if isinstance(value, tuple)
+        else (str(value).lower() if isinstance(value, bool) else str(value),)
+    )
+    return [option.name, *words]
+
+
 def resolve_engine_args(
     user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model,
     layout: ParallelLayout | None = None, speculation: SpeculationConfig | None = None,
@@ -97,11 +159,7 @@ def resolve_engine_args(
     engine/arg_utils.py:3151.
     """
     facts, shape, tier = engine.facts, model.architecture, _select_batch_limits(engine, gpu)
-    check_known_names(user_args, EngineArgs.__dataclass_fields__, "engine argument")
-    user_args = {name: value for name, value in user_args.items() if value is not None}
-    if "limit_mm_per_prompt" in user_args:
-        limits = format_media_limits(user_args["limit_mm_per_prompt"])
-        user_args["limit_mm_per_prompt"] = limits
+    user_args = split_engine_args(user_args, engine)
     user_args |= {
         name: _DTYPE_SPELLINGS.get(user_args[name], user_args[name])
         for name in ("dtype", "kv_cache_dtype")

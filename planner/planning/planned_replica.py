@@ -101,8 +101,8 @@ def _read_plan_json(path: Path) -> PlannedReplica:
             acceptance_rate=fields.acceptance_rate,
             draft=load_model(fields.draft_model) if fields.draft_model else None,
         )
-    args: dict[str, Any] = dict(coerce_engine_args(plan.engine_args))
     engine = get_engine(plan.engine, plan.engine_version)
+    args: dict[str, Any] = dict(coerce_engine_args(plan.engine_args, engine))
     if scenario:
         engines = {each.name: each for each in (scenario.engine, *scenario.other_engines)}
         gpus = {each.gpu.name: each for each in scenario.gpus}
@@ -184,7 +184,7 @@ class PlanFile(_PlanPart):
     """The fields of a plan.json that describe one replica, its SLOs, and what starts it."""
 
     layout: _PlannedLayout
-    engine_args: dict[str, str | int | float | bool]
+    engine_args: dict[str, str | int | float | bool | list[str]]
     quantization: str
     checkpoint: str
     gpu: str

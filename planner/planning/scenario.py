@@ -23,7 +23,7 @@ from planner.core.templates import render_template
 from planner.core.units import GIB, convert_gib_to_bytes
 from planner.engines.cli_options import find_pooling_option
 from planner.engines.engine import Engine, get_engine, list_engines
-from planner.engines.engine_args import resolve_engine_args
+from planner.engines.engine_args import EngineArgs, resolve_engine_args
 from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
 from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, find_seller, look_up_gpu_price
@@ -39,7 +39,6 @@ from planner.planning.scenario_schema import (  # fmt: skip
     BillingAlternativesEntry,
     OpenFigure,
     ScenarioEntry,
-    SettingValue,
     SpeculationEntry,
     TrafficRange,
     TrafficVolume,
@@ -103,7 +102,7 @@ class Scenario:
     workload: Workload
     slo_targets: tuple[SloTarget, ...]
     offline: bool
-    engine_args: Mapping[str, SettingValue]
+    engine_args: Mapping[str, Any]
     layout: Mapping[str, int]  # fixed parallel sizes
     headroom: float  # fraction of the capacity free in the busiest hour; 0 for a closed loop
     refused_at_most: float  # fraction of requests that may exceed max_model_len
@@ -181,7 +180,10 @@ class Scenario:
                 task = model.pooling_task or "embed"
                 option = find_pooling_option(engine.name, engine.release, task)
                 pooling.append((engine, " ".join(option)))
-        values = {"scenario": self, "model": model, "pooling": pooling, "number": format_number}
+        values = {
+            "scenario": self, "model": model, "pooling": pooling, "number": format_number,
+            "passed": [name for name in self.engine_args if name not in EngineArgs.__dataclass_fields__],
+        }  # fmt: skip
         return tuple(render_template("planning", "assumptions", **values).splitlines())
 
     @property
@@ -256,6 +258,8 @@ def apply_overrides(
 ) -> dict[str, Any]:
     """Return a copy of `data`, the fields of the file `location`, with `overrides` applied."""
     fields = copy.deepcopy(dict(data))
+    if not _list_engines(fields) & _list_engines({**fields, **overrides}):
+        fields.pop("engine_version", None)  # a release of an engine that is asked no more
     for key, value in overrides.items():
         place: Any = fields
         *parents, last = key.split(".", 20)
@@ -265,6 +269,12 @@ def apply_overrides(
             place = place[_resolve_path_part(place, parent, key, location)]
         place[_resolve_path_part(place, last, key, location)] = value
     return fields
+
+
+def _list_engines(fields: Mapping[str, Any]) -> set[str]:
+    """Return the names of the engines in the fields of a scenario file."""
+    names = fields.get("engine") or "vllm"
+    return {str(name).partition(" ")[0] for name in ([names] if isinstance(names, str) else names)}
 
 
 def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
@@ -300,13 +310,13 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         raise PlannerError(
             f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}"
         )
-    given_fields = {field: value for field, value in data.items() if value is not None}
-    entry = validate_entry(ScenarioEntry, given_fields, name)
+    entry = validate_entry(ScenarioEntry, _drop_empty_fields(data), name)
     if isfile(folder / entry.model) or isfile(folder / entry.model / "config.json"):
         entry = entry.model_copy(update={"model": str(folder / entry.model)})
     with add_error_context(name):
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
-        engine_args, engines = coerce_engine_args(given), _parse_engines(entry, folder)
+        engines = _parse_engines(entry, folder)
+        engine_args = coerce_engine_args(given, engines[0])
         context = float(load_model(entry.model).architecture.max_position)
         longest = float(engine_args.get("max_model_len") or context)
         day = parse_daily_profile(entry.workload, folder)
@@ -389,6 +399,15 @@ def resolve_file_fields(data: Mapping[str, object], folder: Path) -> dict[str, A
         if isinstance(file, str) and (path := resolve_path(folder, file)).exists():
             place[last] = str(path.resolve())
     return fields
+
+
+def _drop_empty_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value, at any depth."""
+    return {
+        name: _drop_empty_fields(value) if isinstance(value, Mapping) else value
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
 def _split_formats(entry: ScenarioEntry) -> tuple[tuple[str | None, ...], tuple[str, ...]]:

@@ -19,10 +19,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import StrictEntry, validate_entry
-from planner.core.errors import PlannerError, check_known_names
+from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT
 from planner.core.units import MAX_COUNT
-from planner.engines.engine_args import LORA_RANKS, EngineArgs, format_media_limits
+from planner.engines.engine import Engine
+from planner.engines.engine_args import LORA_RANKS, EngineArgs, split_engine_args
 from planner.engines.layout import SpeculationConfig
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH, PriceTier
@@ -37,8 +38,6 @@ MAX_GPUS_PER_KIND, MAX_SPARE_REPLICAS = 16_384, 1024
 """Largest `at_most` of a scenario's GPU, and `spare_replicas`, of a scenario or a plan.json."""
 LayoutSize = Literal["tp", "pp", "dp", "ep"]
 SettingValue = int | float | bool | str
-EngineArgValue = Annotated[SettingValue, BeforeValidator(format_media_limits)]
-"""A value of an engine's argument; the only one that is no scalar states limits of media."""
 ArtifactKind = Literal[
     "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
     "compose", "kubernetes", "runpod",
@@ -427,7 +426,7 @@ class ScenarioEntry(StrictEntry):
     gpus: Annotated[tuple[CandidateGpuEntry, ...], BeforeValidator(_wrap_in_list)]
     engine: NameList = ("vllm",)
     engine_version: str | None = None
-    engine_args: dict[str, EngineArgValue] = Field(default_factory=dict)
+    engine_args: dict[str, Any] = Field(default_factory=dict)
     layout: dict[LayoutSize, PositiveCount | None] = Field(default_factory=dict)
     workload: WorkloadEntry
     adapters: AdaptersEntry | None = None
@@ -483,7 +482,12 @@ _FIELDS: dict[str, Any] = {
 _EngineArgs = create_model("_EngineArgs", __base__=StrictEntry, **_FIELDS)
 
 
-def coerce_engine_args(given: Mapping[str, SettingValue]) -> Mapping[str, SettingValue]:
-    """Convert engine arguments to their types; `PlannerError` for unknown names and values."""
-    check_known_names(given, EngineArgs.__dataclass_fields__, "engine argument")
-    return validate_entry(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)
+def coerce_engine_args(given: Mapping[str, Any], engine: Engine | None = None) -> Mapping[str, Any]:
+    """Convert engine arguments to their types; `PlannerError` for unknown names and values.
+
+    With an `engine` also its other options are accepted.
+    """
+    given = split_engine_args(given, engine) if engine else dict(given)
+    options = dict(given.pop("options", ()))
+    args = validate_entry(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)
+    return {**args, **options}

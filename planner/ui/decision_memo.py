@@ -115,7 +115,6 @@ def build_memo(answer: Answer) -> Memo:
         median_usd=best.price.median_usd * _count_hours(best) if best and best.price else 0.0,
         ramp_heads=tuple(map(words.name_target, judged)),
         ramp=ramp,
-        ramp_note=f"* {answer.benchmark_note}" if ramp and answer.benchmark_note else "",
         basis=tuple(texts["basis"]),
     )
 
@@ -406,9 +405,9 @@ def _list_ramp(answer: Answer, judged: tuple[SloTarget, ...]) -> Iterator[tuple[
         yield format_number(rate), *list_step(step, step.output_tps.mid)
     if found and not answer.scenario.offline:
         replicas = 1 if chosen.is_disaggregated else chosen.deployment.layout.replicas
-        load, mark = chosen.prediction.workload, "*" * bool(answer.benchmark_note)
+        load = chosen.prediction.workload
         own = format_number(((load and load.rate) or found.request_tps.mid) / replicas)
-        yield f"{own}, your traffic{mark}", *list_step(found, found.output_tps.mid / replicas)
+        yield f"{own}, your traffic", *list_step(found, found.output_tps.mid / replicas)
 
 
 def _judge(offer: Offer) -> str:

@@ -4,19 +4,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from shipped import answer_of, plan_of, plan_once, sampled
+from shipped import plan_of, plan_once, sampled
 
 from planner.answers.words import describe_growth_end
-from planner.core.number_format import (
-    format_number,
-    format_probability,
-)
-from planner.deploy import explain_benchmark_lengths, render_artifacts
+from planner.core.number_format import format_number, format_probability
 from planner.planning.candidate import Candidate
 from planner.planning.growth import find_growth_limit
 from planner.planning.search import Plan
 from planner.planning.tolerance import state_deployment
-from planner.ui.decision_memo import build_memo
 
 RATE_TOLERANCE = 0.02
 """A largest load is found to 1%."""
@@ -31,17 +26,6 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 def chosen(plan: Plan) -> Candidate:
     assert plan.chosen
     return plan.chosen
-
-
-def test_what_differs_from_the_benchmark_is_said_wherever_it_is_predicted(
-    plan: Plan, chosen: Candidate
-) -> None:
-    memo, said = build_memo(answer_of(plan)), explain_benchmark_lengths(chosen.prediction)
-    script = render_artifacts(chosen.prediction, plan.scenario.slo_targets)["bench.sh"]
-    load = chosen.prediction.workload
-    assert load and f"* {said}" == memo.ramp_note and f"# {said}\n" in script
-    assert memo.ramp[-1][0].endswith("your traffic*")
-    assert format_number(load.prompt.compute_quantile(0.95)) in said
 
 
 def test_room_to_grow_keeps_the_probability_asked_for(plan: Plan, chosen: Candidate) -> None:

@@ -18,6 +18,7 @@ from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
+from planner.engines.engine_args import spell_option
 from planner.planning.planned_replica import PlanFile
 from planner.tools.lint.container_setup import list_items
 from planner.tools.lint.findings import LintFinding
@@ -85,7 +86,7 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
             f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
         )
     nearby = _NearbyFiles(text.replace("\r\n", "\n"), name, path.parent if path else Path())
-    source = _read_text(_write_plan_commands(nearby), engine)
+    source = _read_text(_write_worker_command(_write_plan_commands(nearby)), engine)
     if not (source.commands or source.metrics or source.unread):
         words = re.findall(r"[\w./-]+:[\w.-]+", nearby.text[:MAX_FILE_BYTES])
         if image := next(filter(parse_image_name, words), ""):
@@ -109,6 +110,22 @@ def _write_plan_commands(nearby: "_NearbyFiles") -> "_NearbyFiles":
     commands = saved.commands.values() if saved.commands else [saved.command or ()]
     head = f"# plan on {saved.gpu}, {saved.engine} {saved.engine_version}"
     return replace(nearby, text="\n".join([head, *map(shlex.join, commands)]))
+
+
+def _write_worker_command(nearby: "_NearbyFiles") -> "_NearbyFiles":
+    """Return the environment of RunPod's worker-vllm as the command that it stands for; any other text as it is."""
+    settings = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", nearby.text, re.MULTILINE))
+    comments = [line for line in nearby.text.splitlines() if line[:1] in ("", "#")]
+    if "MODEL_NAME" not in settings or len(settings) + len(comments) < nearby.text.count("\n"):
+        return nearby
+    words = ["vllm", "serve", settings.pop("MODEL_NAME")]
+    words += shlex.split(settings.pop("VLLM_EXTRA_ARGS", ""))
+    options = get_cli_options("vllm", load_flag_lists("vllm").versions[-1])
+    for name, value in settings.items():
+        name = name.removeprefix("OPENAI_").removesuffix("_OVERRIDE").lower()
+        if option := options.find_argument(name):
+            words += spell_option(option, {"true": True, "false": False}.get(value, value))
+    return replace(nearby, text="\n".join([*comments, shlex.join(words)]))
 
 
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
