@@ -1,13 +1,19 @@
 """What is planned arrives: every command is read back by its engine's own parser, and starts exactly the plan."""
 
+import json
 import re
+from typing import Any
 
 import pytest
 from launch_plans import arrived, described, planned, plans
+from shipped import small_scenario
 
+from planner.answers.serialization import serialize_engine_args
 from planner.core.errors import PlannerError
 from planner.deploy import build_deployment_launch
+from planner.engines.cli_options import get_cli_options
 from planner.engines.deployment import deploy_on
+from planner.engines.engine_args import resolve_engine_args
 from planner.engines.layout import SpeculationConfig
 from planner.planning.scenario import load_scenario
 
@@ -47,6 +53,57 @@ def test_every_planned_value_arrives(engine: str) -> None:
 def test_what_cannot_be_said_is_refused_in_a_sentence(changes: dict, what: str) -> None:
     with pytest.raises(PlannerError, match=re.escape(what)):
         build_deployment_launch(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", **changes))
+
+
+PASSED_ON: dict[str, Any] = {
+    "trust_remote_code": True, "tokenizer": "mistralai/tok", "tokenizer_mode": "mistral",
+    "chat_template": "./chat template.jinja",
+    "served_model_name": ["chat", "gpt-4"], "otlp_traces_endpoint": "http://otel:4317", "disable_log_stats": True,
+    "attention_backend": "FLASHINFER", "num_gpu_blocks_override": 5000, "compilation_config": {"level": 3},
+    "load_format": "runai_streamer", "enable_auto_tool_choice": True, "tool_call_parser": "hermes",
+    "reasoning_parser": "deepseek_r1", "generation_config": "vllm", "seed": 7, "shutdown_timeout": 30,
+    "allowed_origins": ["https://x"], "prefix_caching_hash_algo": "xxhash",
+}  # fmt: skip
+"""Options that guides to vLLM teach, beside those that are planned."""
+
+
+def test_options_that_are_not_planned_are_passed_on() -> None:
+    """As vLLM's parser reads them, each once; clients, alerts and benchmark ask for the given name."""
+    scenario = small_scenario({"engine_version": "0.20.2", "engine_args": PASSED_ON})
+    served = deploy_on(scenario.model, "L40S", engine=scenario.engine, **scenario.engine_args)
+    launch = build_deployment_launch(served)
+    parsed = get_cli_options("vllm", "0.20.2").parse(launch.command[2:])
+    assert not parsed.errors and len({each.written for each in parsed.options}) == len(
+        parsed.options
+    )
+    assert {name: parsed.values[name] for name in PASSED_ON} == PASSED_ON
+    assert served.served_name == "chat" and "attention_backend" in scenario.assumptions[-1]
+    saved = json.loads(json.dumps(serialize_engine_args(served.args)))
+    assert resolve_engine_args(saved, served.engine, served.gpu, served.model) == served.args
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "value", "reason"),
+    [
+        ("vllm", "tensor_parallel_size", 2, "set tp in layout"),
+        ("vllm", "api_key", "sk-secret", "secrets stay where the server starts"),
+        ("vllm", "disable_log_stats", "yes", "must be true or false"),
+        ("vllm", "num_gpu_blocks_override", "many", "takes a whole number"),
+        ("vllm", "attention_backends", "x", "did you mean attention_backend"),
+        ("sglang", "dp_size", 2, "set dp in layout"),
+        ("trtllm", "extra_llm_api_options", "x.yaml", "the plan writes that file"),
+    ],
+)
+def test_an_option_that_cannot_be_passed_on_says_what_can(
+    engine: str, name: str, value: object, reason: str
+) -> None:
+    with pytest.raises(PlannerError, match=reason):
+        small_scenario({"engine": engine, "engine_args": {name: value}})
+
+
+def test_engines_take_their_own_names_of_what_is_planned() -> None:
+    own = {"engine": "sglang", "engine_args": {"mem_fraction_static": 0.8, "context_length": 4096}}
+    assert small_scenario(own).engine_args == {"gpu_memory_utilization": 0.8, "max_model_len": 4096}
 
 
 def test_a_tensor_parallel_group_stays_within_a_node() -> None:

@@ -432,3 +432,25 @@ def test_the_exporter_of_the_vendor_is_scraped_and_drawn(case: str, port: int, s
     scraped = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
     assert scraped[1]["static_configs"][0]["targets"] == [f"localhost:{port}"]
     assert series in files["grafana.json"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lint_finds_nothing_to_mend_in_what_is_written(case: str, tmp_path: Path) -> None:
+    """In the printed command, the compose file, and the environment of RunPod's worker, which says it all again."""
+    started, files = written(case)
+    engine, gpu = started.deployment.engine, started.deployment.gpu.name
+    reports = {
+        name: lint(text, engine.version, gpu=gpu) for name, text in started.shell_lines.items()
+    }
+    for name in {"compose.yaml", "runpod.env"} & files.keys():
+        (tmp_path / name).write_text(files[name])
+        reports[name] = lint(str(tmp_path / name))
+    for name, report in reports.items():
+        to_mend = [one for one in report.findings if one.needs_fix and one.verdict != "unread"]
+        assert report.commands and not to_mend, (name, to_mend)
+    if "runpod.env" in reports:
+        read = reports["runpod.env"].commands[0].checked.argument_values
+        known = get_cli_options("vllm", engine.version).parse(started.command[2:]).values
+        assert read == {
+            name: value for name, value in known.items() if name not in ("port", "lora_modules")
+        }

@@ -168,7 +168,8 @@ def _serialize_bill(bill: Bill) -> Fields:
     return {"basis": bill.basis, "usd": bill.usd, "usd_per_mtok": bill.usd_per_mtok}
 
 
-def _serialize_engine_args(args: EngineArgs) -> Fields:
+def serialize_engine_args(args: EngineArgs) -> Fields:
+    """Return engine arguments by name, and the options that are passed on beside them."""
     planned = {name: value for name, value in vars(args).items() if value is not None}
     return planned | dict(planned.pop("options"))
 
@@ -193,7 +194,7 @@ def serialize_offer(scenario: Scenario, offer: Offer) -> Fields:
         "spare_replicas": deployment.spare_replicas,
         "layout": dict(vars(deployment.layout)),
         "pools": _serialize_pools(offer),
-        "engine_args": _serialize_engine_args(deployment.args),
+        "engine_args": serialize_engine_args(deployment.args),
         "speculation": speculation
         and {
             "method": speculation.method,
@@ -254,7 +255,7 @@ def _serialize_pool(pool: Deployment) -> Fields:
         "spare_workers": pool.spare_replicas,
         "gpus": pool.num_gpus,
         "layout": dict(vars(pool.with_replicas(1).layout)),
-        "engine_args": _serialize_engine_args(pool.args),
+        "engine_args": serialize_engine_args(pool.args),
     }
 
 

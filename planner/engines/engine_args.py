@@ -107,16 +107,16 @@ def split_engine_args(given: Mapping[str, Any], engine: Engine) -> dict[str, Any
     }
     passed = dict(args.pop("options")) if isinstance(args.get("options"), tuple) else {}
     for name in [name for name in args if name not in known]:
-        options, value = (
-            get_cli_options(engine.name, engine.version),
-            _freeze_option(args.pop(name)),
-        )
+        options, value = get_cli_options(engine.name, engine.version), args.pop(name)
         option = options.find_argument(name)
         if option is None:
             taken = {each.argument for each in options.by_spelling.values()}
             raise make_unknown_name_error(name, known | taken, f"engine argument of {engine}")
         if decided := names.explain_decided(option.argument):
             raise PlannerError(f"engine_args: {name} is not passed on; {decided}")
+        if isinstance(value, Mapping | list | tuple):
+            is_json = option.kind.startswith("json") or isinstance(value, Mapping)
+            value = json.dumps(value, ensure_ascii=False) if is_json else tuple(map(str, value))
         problem = ""
         if option.kind == "nothing" and not isinstance(value, bool):
             problem = f"must be true or false, got {value!r:.80}"
@@ -126,13 +126,6 @@ def split_engine_args(given: Mapping[str, Any], engine: Engine) -> dict[str, Any
     if isinstance(limits := args.get("limit_mm_per_prompt"), str | Mapping):
         args["limit_mm_per_prompt"] = format_media_limits(limits)
     return {**args, "options": tuple(passed.items())} if passed else args
-
-
-def _freeze_option(value: Any) -> OptionValue:
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-        return tuple(value)
-    is_json = isinstance(value, Mapping | list | tuple)
-    return json.dumps(value, ensure_ascii=False) if is_json else value  # type: ignore[no-any-return]
 
 
 def spell_option(option: CliOption, value: OptionValue) -> list[str]:
