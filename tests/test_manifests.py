@@ -27,11 +27,13 @@ from planner.deploy.manifests import (
     MANIFEST_FILES,
     build_slug,
 )
+from planner.engines.cli_options import get_cli_options
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search_deployments
+from planner.tools.lint.report import lint
 from planner.ui.plan_files import write_plan_files
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "shared" / "schemas"

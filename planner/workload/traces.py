@@ -1,7 +1,4 @@
-"""Read request traces: CSV or JSON lines of times, prompt and output tokens under common names.
-
-Spans of OpenTelemetry and conversations of agents are read by `agent_calls`.
-"""
+"""Read request traces: CSV or JSON lines of times, prompt and output tokens under common names."""
 
 import csv
 import gzip
@@ -24,7 +21,6 @@ from planner.core.errors import PlannerError
 from planner.core.readers import open_bounded, parse_json
 from planner.core.text import format_count
 from planner.core.units import MIB
-from planner.workload.agent_calls import AgentCall, is_agent_record, list_agent_calls, number_blocks
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 """Columns of the Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset).
@@ -82,7 +78,6 @@ class Trace:
     num_dropped: int = 0  # requests in the file without an output token: failed or aborted
     num_hours: int = 1  # hours in the file, if this is the busiest of them
     num_uncounted: int = 0  # first requests, which only fill the caches
-    note: str = ""  # what is assumed of them beside that, a sentence
 
     @property
     def has_block_ids(self) -> bool:
@@ -113,7 +108,7 @@ class Trace:
                 f"Of the {self.num_hours} hours of {self.path.name} the busiest is planned"
                 + ("; the one before it fills the caches." if self.num_uncounted else ".")
             )
-        return (*sentences, *([self.note] if self.note else []))
+        return tuple(sentences)
 
     @property
     def rate(self) -> float:
@@ -214,8 +209,6 @@ def read_trace(path: str | Path) -> Trace:
         with _open_text(path) as file:
             head = file.readline(MIB).strip()
             file.seek(0)
-            if records := _find_agent_records(path, head, file):
-                return _build_agent_trace(path, list_agent_calls(records, path.name))
             return (_read_jsonl_trace if head.startswith(("{", "[")) else _read_csv_trace)(
                 path, head, file
             )
@@ -318,49 +311,6 @@ def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
     return _build_trace(
         path, fields, cells, lines, 1e-3 if mooncake else 1.0, block_ids if any(block_ids) else None
     )
-
-
-def _find_agent_records(path: Path, head: str, file: TextIO) -> list[tuple[int, Any]]:
-    """Return the lines of spans or conversations, or a whole document of them; [] of any other file."""
-    if not head.startswith(("{", "[")):
-        return []
-    is_one_of_many = head.startswith("{") and head.endswith("}")
-    text = head if is_one_of_many else file.read()
-    file.seek(0)
-    try:
-        found = parse_json(text, path.name)
-    except PlannerError:  # no JSON, or lines of more than a MiB
-        is_one_of_many = '"resourceSpans"' in head or '"requests"' in head
-        found = {"resourceSpans": ()} if is_one_of_many else None
-    listed = found if isinstance(found, list) else [found]
-    if not listed or not is_agent_record(listed[0]):
-        return []
-    if not is_one_of_many:
-        return [(1, record) for record in listed]
-    lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
-    return [(number, parse_json(line, f"{path.name}, line {number}")) for number, line in lines]
-
-
-def _build_agent_trace(path: Path, calls: Sequence[AgentCall]) -> Trace:
-    """Build a `Trace` from calls of agents, sorted by time."""
-    _check_trace_size(path, len(calls), sum(len(call.block_ids) for call in calls))
-    times = np.array([_parse_number(call.time) for call in calls], float)
-    if np.isnan(times).any():
-        times = _parse_dates([call.time for call in calls])
-    calls = [calls[row] for row in np.argsort(times, kind="stable")]
-    cells = [(call.time, call.prompt, call.output) for call in calls]
-    blocks = number_blocks(calls, TRACE_BLOCK_TOKENS)
-    trace = _build_trace(
-        path, ("start", "prompt tokens", "output tokens"), cells, [call.line for call in calls], 1.0,
-        None if blocks is None else tuple(blocks),
-    )  # fmt: skip
-    conversations = len({call.line for call in calls if call.block_tokens})
-    if conversations > 1:
-        return replace(
-            trace, note=f"The {conversations} conversations of {path.name} begin together."
-        )
-    reused = "" if blocks else f"{path.name} does not say what of its prompts was cached."
-    return replace(trace, note=reused)
 
 
 def _check_trace_size(path: Path, requests: int, blocks: int = 0) -> None:
