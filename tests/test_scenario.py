@@ -356,7 +356,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
             r"prompt_tokens: must be fields with values, .*got 1000; accepted: exactly, .*mean",
         ),
         ({"headroom": True}, "field headroom: must be a number, got True"),
-        ({"workload": {**SMALL["workload"], "rate": "60/24"}}, r"a number, got '60/24'\. Write the result: 2\.5"),
+        ({"workload": {**SMALL["workload"], "rate": "60/24"}}, r"a number, got '60/24'"),
         ({"workload": {**SMALL["workload"], "concurrency": 8}}, "workload: with a concurrency .* leave out rate"),
         ({"workload": {**SMALL["workload"], "rate": None, "concurrency": 2.5}},
          r"workload\.concurrency: .*whole number"),
@@ -441,8 +441,8 @@ def test_all_mistakes_of_a_file_are_told_at_once_and_none_is_cut() -> None:
     assert all(field in unknown for field in ScenarioEntry.model_fields)
     for field, hint in (
         ("gpus.0.at_most: must be above 0", ""),
-        ("service_level.ttft.p95: must be a number, got '2s'", "2000 (ms)"),
-        ("headroom: must be a number, got '20%'", "0.2"),
+        ("service_level.ttft.p95: must be a number, got '2s'", ""),
+        ("headroom: must be a number, got '20%'", ""),
         ("unknown GPU 'H1000'", "did you mean"),
     ):
         assert any(field in problem and hint in problem for problem in others), field

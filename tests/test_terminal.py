@@ -19,7 +19,6 @@ from planner.core.number_format import (
     format_probability,
     format_seconds,
     format_seconds_range,
-    format_shares,
 )
 from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.scenario_schema import ServerlessEntry
@@ -238,22 +237,6 @@ def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> No
     assert int(shown.replace(",", "")) == pytest.approx(api, rel=0.01)
     (turn,) = re.findall(r"(?:above|below|equal at) ([\d.]+) requests/s", text)
     assert float(turn) == pytest.approx(5.53 * 15.78 * 730.5 / api, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("shares", "shown"),
-    [
-        ([0.967, 0.0078, 0.0252], ["97%", "1%", "2%"]),  # each rounded: 101
-        ([0.757, 0.027, 0.118, 0.098], ["76%", "2%", "12%", "10%"]),  # each rounded: 101
-        ([1 / 3] * 3, ["34%", "33%", "33%"]),  # each rounded: 99
-        ([1.0, 0.0], ["100%", "0%"]), ([0.29, 0.71], ["29%", "71%"]),
-    ],
-)  # fmt: skip
-def test_shares_of_a_whole_sum_to_it(shares: list[float], shown: list[str]) -> None:
-    found = format_shares(shares)
-    assert found == shown
-    total = sum(int(text.removesuffix("%")) for text in found)
-    assert total == math.floor(100 * sum(shares) + 0.5)
 
 
 def plan_with_one_slot(rate: float) -> Plan:

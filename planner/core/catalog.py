@@ -1,7 +1,6 @@
 """Catalogs: YAML and CSV files, validated on load; errors name file, entry and field."""
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -51,8 +50,6 @@ class StrictEntry(BaseModel):
     )
     misspelling_hints: ClassVar[Mapping[str, str]] = {}
     """Part of an unknown field's name -> the hint that its error gives instead of a near name."""
-    field_units: ClassVar[Mapping[str, str]] = {}
-    """Field -> the unit of its numbers, for errors."""
 
 
 class SourcedEntry(StrictEntry):
@@ -115,17 +112,12 @@ def _describe_problem(
         )  # fmt: skip
         listed = f"; accepted: {', '.join(known)}" if named else ""
         return f"{location}, field {field}: {expected}, got {quote_value(value)}", listed
-    units = {**entry_type.field_units, **_find_type_at(entry_type, path).field_units}
-    unit = next((units[str(part)] for part in path if str(part) in units), "")
     expected = problem["msg"].replace("Input should be", "must be")
     if "than" in problem["type"] and value is True:
         expected = "must be a number"
     for old, new in PLAIN_WORDS.items():
         expected = expected.replace(old, new)
-    return (
-        f"{location}, field {field}: {expected}, got {quote_value(value)}{_suggest_number(value, unit)}",
-        "",
-    )
+    return f"{location}, field {field}: {expected}, got {quote_value(value)}", ""
 
 
 PLAIN_WORDS = {
@@ -145,25 +137,6 @@ PLAIN_WORDS = {
     "less than": "below",
 }
 """Words of pydantic, and plain ones."""
-UNITS_IN_VALUE = {"ms": 1e-3, "s": 1.0, "k": 1e3, "m": 1e6, "%": 0.01}
-"""Units that people write behind a number."""
-
-
-def _suggest_number(value: object, unit: str) -> str:
-    """Suggest the number of this `unit` that a text such as "300/60", "2s" or "20%" stands for."""
-    if not isinstance(value, str):
-        return ""
-    number = r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*"
-    kind = f" ({unit})" if unit else ""
-    if ratio := re.fullmatch(f"{number}/{number}", value):
-        top, bottom = map(float, ratio.groups())
-        return f". Write the result: {top / bottom:.4g}{kind}" if bottom else ""
-    if match := re.fullmatch(rf"{number}(ms|s|k|m|%)\s*", value.casefold()):
-        if match[2] in ("ms", "s") and unit != "ms":
-            return f". Write a number without a unit{kind}"
-        scaled = float(match[1]) * UNITS_IN_VALUE[match[2]] * (1e3 if unit == "ms" else 1.0)
-        return f". Write a number without a unit: {scaled:.10g}{kind}"
-    return ""
 
 
 def _find_type_at(entry_type: type[StrictEntry], path: Sequence[object]) -> type[StrictEntry]:

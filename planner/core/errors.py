@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 from unicodedata import category
 
 from planner.core.redaction import redact_text
 from planner.core.text import escape_to_one_line
 
-ValueT = TypeVar("ValueT")
 MAX_PROBLEM_LETTERS = 4000
 """Letters of one of several problems, at most."""
 
@@ -109,16 +107,6 @@ def make_unknown_name_error(
         else listed
     )
     return PlannerError(f"unknown {kind} {name!r}; {hint}")
-
-
-def check_known_names(
-    values: Mapping[str, ValueT], known_names: Iterable[str], kind: str
-) -> Mapping[str, ValueT]:
-    """Return `values` if all keys are known, else raise `PlannerError` with the nearest name."""
-    for key in values:
-        if key not in known_names:
-            raise make_unknown_name_error(key, known_names, kind)
-    return values
 
 
 def validate_unicode_text(value: object, kind: str) -> str:

@@ -181,13 +181,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def format_cell(value: object) -> str:
-    """Return a cell: integers in full, others to seven digits, empty if unknown or infinite."""
-    if isinstance(value, float):
-        return f"{value:.7g}" if math.isfinite(value) else ""
-    return "" if value is None else str(value)
-
-
 def write_csv(
     path: Path,
     rows: Sequence[Mapping[str, object]],
@@ -199,7 +192,14 @@ def write_csv(
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="", lineterminator=line_end)
         writer.writeheader()
-        writer.writerows({name: format_cell(v) for name, v in row.items()} for row in rows)
+        # integers in full, others to seven digits, empty if unknown or infinite
+        writer.writerows(
+            {
+                name: (f"{v:.7g}" if math.isfinite(v) else "") if isinstance(v, float) else v
+                for name, v in row.items()
+            }
+            for row in rows
+        )
 
 
 def list_columns(rows: Iterable[Mapping[str, object]]) -> list[str]:

@@ -1,7 +1,7 @@
 """Numbers for people: two or three significant digits, and never a limit's own text beside it."""
 
 import math
-from collections.abc import Sequence
+from functools import partial
 
 from planner.core.intervals import Interval
 
@@ -26,14 +26,6 @@ def format_number(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def format_distinct(value: float, limit: float, digits: int = 2) -> str:
-    """Format `value` with as many digits as tell it from `limit`, up to six."""
-    shown_limit = float(f"{limit:.{digits + 4}g}")
-    while digits < 6 and value != limit and float(f"{value:.{digits}g}") == shown_limit:
-        digits += 1
-    return format_number(value, digits)
-
-
 def format_apart(value: float, other: float, digits: int = 3) -> str:
     """Format `value` with as many digits as tell it from `other` in as many, up to six.
 
@@ -43,6 +35,10 @@ def format_apart(value: float, other: float, digits: int = 3) -> str:
     while digits < 6 and value != other and f"{value:.{digits}g}" == f"{other:.{digits}g}":
         digits += 1
     return format_number(value, digits)
+
+
+format_distinct = partial(format_apart, digits=2)
+"""The same from two digits on."""
 
 
 def format_seconds(seconds: float, limit: float = math.inf) -> str:
@@ -98,16 +94,6 @@ def format_share(share: float) -> str:
     if 0.995 <= share < 1:
         return "over 99%"
     return "under 1%" if 0 < share < 0.005 else f"{share:.0%}"
-
-
-def format_shares(shares: Sequence[float]) -> list[str]:
-    """Format the shares of one whole in whole percent that sum to theirs (largest remainders)."""
-    percents = [math.floor(100 * share + 1e-9) for share in shares]
-    missing = round(100 * sum(shares)) - sum(percents)
-    by_remainder = sorted(range(len(shares)), key=lambda k: percents[k] - 100 * shares[k])
-    for k in by_remainder[:missing]:
-        percents[k] += 1
-    return [f"{percent}%" for percent in percents]
 
 
 def format_probability(probability: float, asked: float | None = None) -> str:

@@ -99,11 +99,6 @@ def quote_value(value: object) -> str:
     return f"a {type(value).__name__}" if isinstance(value, Mapping | list | tuple) else repr(value)
 
 
-def redact_refusal(message: object) -> str:
-    """Return what argparse says against an argument, without the value that it quotes."""
-    return re.sub(r"(value:|choice:|got) (?:'[^']*'|\"[^\"]*\")", rf"\1 '{MASK}'", str(message))
-
-
 def redact_json(data: Any) -> Any:
     """Mask secrets in every text of nested lists and mappings."""
     if isinstance(data, str):

@@ -40,11 +40,6 @@ def escape_markdown(text: object) -> str:
     return re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", escape_to_one_line(text))
 
 
-def nest_markdown(text: str) -> str:
-    """Return a document of Markdown as part of another: without its title, one level deeper."""
-    return text.partition("\n")[2].replace("\n## ", "\n### ").replace("$", "USD ")
-
-
 def format_columns(rows: Iterable[Sequence[str]]) -> str:
     """Align rows of text in columns; the last column is not padded."""
     rows = list(rows)

@@ -177,15 +177,6 @@ class MemoryPlan:
         rest, after = _estimate_after_pool(self)
         return rest - after.mid
 
-    def __str__(self) -> str:
-        lines = [f"{self.deployment}: {self.status}"]
-        lines += [f"  {name:<15}{size / GIB:8.2f} GiB" for name, size in self.bytes_by_part.items()]
-        lines.append(
-            f"  {self.pool.num_blocks} blocks, {self.pool.reported_tokens} tokens,"
-            f" {self.max_concurrency:.2f}x"
-        )
-        return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
-
 
 @dataclass(frozen=True)
 class ModelMemory:

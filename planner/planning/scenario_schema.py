@@ -236,8 +236,6 @@ NEEDED_FIELDS: tuple[tuple[str, set[str]], ...] = (
 class WorkloadEntry(StrictEntry):
     """Lengths or a trace, and the load: a rate, a closed loop, or requests within some hours."""
 
-    field_units: ClassVar = {"rate": "requests per second", "within_hours": "hours"}
-
     misspelling_hints: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
         "for N users who each ask every T s (answer and thinking time together) set rate to N / T;"
@@ -416,8 +414,6 @@ class SpeculationEntry(StrictEntry):
 
 class ScenarioEntry(StrictEntry):
     """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
-
-    field_units: ClassVar = {"service_level": "ms"}
 
     question: str = ""
     model: str

@@ -5,6 +5,7 @@ import errno
 import gc
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from contextlib import suppress
 from planner import __version__
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import get_report_date
-from planner.core.redaction import redact_refusal
+from planner.core.redaction import MASK
 from planner.core.text import get_program_name
 from planner.ui.commands import data, diagnostics, plans, tables
 from planner.ui.commands.options import print_message
@@ -92,9 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except argparse.ArgumentError as error:  # commands that exist have parsers of their own
         instead = REPLACEMENTS.get(name := (sys.argv[1:] if arguments is None else arguments)[0])
-        print_message(
-            f"there is no command {name}: use {instead}" if instead else redact_refusal(error)
-        )
+        # without the value that argparse quotes
+        quoted = r"(value:|choice:|got) (?:'[^']*'|\"[^\"]*\")"
+        refusal = re.sub(quoted, rf"\1 '{MASK}'", str(error))
+        print_message(f"there is no command {name}: use {instead}" if instead else refusal)
         return 2
     except PlannerError as error:
         for problem in error.problems:
