@@ -1,4 +1,4 @@
-# make report: the capacity report of one scenario as a PDF.   make test: the tests.   make lab: the cockpit and the notebooks, live.
+# make setup: the commands, in .venv.   make report: the capacity report of one scenario as a PDF.   make test: the tests.   make lab: the cockpit and the notebooks, live.
 # make test-all: with every scenario, attack, lesson and browser test.
 # LAB_OPTIONS: for JupyterLab, such as LAB_OPTIONS='--no-browser --port=8899'.
 PYTHON ?= python3
@@ -12,7 +12,9 @@ UV := $(UV_HOME)/bin/uv
 install = { $(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) \
     || { echo "uv could not install $(1), pip does" >&2; $(PIP) $(1); }; }
 
-.PHONY: report test test-all mutants lab fit cohort accuracy pools lessons dev clean
+.PHONY: setup report test test-all mutants lab fit cohort accuracy pools lessons dev clean
+
+setup: .venv/ready
 
 report: .venv/ready
 	$(BIN)/headroom report $(SCENARIO)
