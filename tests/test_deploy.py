@@ -436,35 +436,3 @@ def test_the_unit_is_little_exposed_and_sees_the_gpus(tmp_path: Path, card: str)
         card == "MI300X"
     )  # /dev/kfd is that group's
     assert settings["Environment"].count("%C/" + settings["CacheDirectory"]) == 2
-
-
-def test_a_replica_on_a_mig_slice_finds_it_by_its_uuid(tmp_path: Path) -> None:
-    """MIG user guide: CUDA_VISIBLE_DEVICES takes MIG-UUID; the device plugin names slices by profile."""
-    served = deploy_on(
-        "meta-llama/Llama-3.1-8B",
-        "H100 MIG 2g.20gb",
-        max_model_len=4096,
-        quantization="fp8",
-        replicas=3,
-    )
-    listed = (
-        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n  MIG 1g.10gb     Device  0: (UUID: MIG-7)\n"
-        "  MIG 2g.20gb     Device  1: (UUID: MIG-8)\n  MIG 2g.20gb     Device  2: (UUID: MIG-9)\n"
-    )
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{listed}END\n")
-    (tmp_path / "vllm").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES"\n')
-    prediction = evaluate(replace(served, machine_sizes=(3,)), WORKLOAD)
-    (tmp_path / "serve.sh").write_text(deploy.render_artifacts(prediction, TARGETS)["serve.sh"])
-    for name in ("nvidia-smi", "vllm"):
-        (tmp_path / name).chmod(0o755)
-    one, two = (
-        subprocess.run(
-            ["bash", tmp_path / "serve.sh", replica], env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-            capture_output=True, text=True, check=False,
-        )
-        for replica in ("1", "2")
-    )  # fmt: skip
-    assert (one.returncode, one.stdout) == (0, "MIG-9\n")
-    assert two.returncode != 0 and "no slice 2 of 2g.20gb" in two.stderr
-    pods = deploy.render_artifacts(prediction, (), wanted=["kubernetes"])["k8s/serve.yaml"]
-    assert "nvidia.com/mig-2g.20gb: 1" in pods

@@ -8,7 +8,6 @@ import yaml
 from planner.core.catalog import CATALOG_DIR, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.units import GB, GIB
-from planner.engines.deployment import deploy_on
 from planner.engines.engine import explain_unsupported_gpu, get_engine
 from planner.hardware import gpus as hardware
 from planner.hardware.gpus import (
@@ -18,10 +17,6 @@ from planner.hardware.gpus import (
     load_links,
     resolve_link_bandwidth,
 )
-from planner.hardware.prices import look_up_gpu_price
-from planner.latency.step_model import build_step_model
-from planner.models.registry import load_model
-from planner.parallelism.layouts import list_legal_layouts
 
 REQUIRED = """T4, V100 16GB, V100 32GB, A10, A10G, A30, A40, A100 40GB PCIe, A100 40GB, A100 80GB PCIe, A100 80GB, L4,
 L40, L40S, H100 PCIe, H100 SXM, H100 NVL, H200, H20, GH200, B200, B300, GB200, GB300, RTX 3090, RTX 4090, RTX 5090,
@@ -242,55 +237,6 @@ def test_errors_name_file_entry_and_field(
     (tmp_path / "gpus.yaml").write_text(yaml.safe_dump({"L4": entry | change}))
     with pytest.raises(PlannerError, match=message):
         load_catalog("gpus.yaml", GpuEntry, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "gib", "gbs", "bf16_tflops"),
-    [
-        ("H100 MIG 1g.10gb", 9.75, 3350 / 8, 989.4 * 16 / 132),
-        ("NVIDIA H100 80GB HBM3 MIG 2g.20gb", 19.62, 3350 / 4, 989.4 * 32 / 132),
-        ("h100-sxm-mig-3g.40gb", 39.5, 3350 / 2, 989.4 * 60 / 132),
-        ("A100-SXM-80GB-MIG-3g.40gb", 39.25, 2039 / 2, 312 * 42 / 108),
-    ],
-)
-def test_a_mig_slice_is_its_share_of_the_gpu(
-    name: str, gib: float, gbs: float, bf16_tflops: float
-) -> None:
-    """NVIDIA's MIG user guide, supported profiles; nvidia-smi mig -lgip: GiB and multiprocessors."""
-    gpu = get_gpu(name)
-    assert gpu.memory_bytes / GIB == pytest.approx(gib)
-    assert gpu.memory_bandwidth / GB == pytest.approx(gbs)
-    assert gpu.peak_flops["bf16"] / 1e12 == pytest.approx(bf16_tflops)
-
-
-def test_slices_of_a_gpu_cost_what_it_costs_and_never_hold_more() -> None:
-    slices = [gpu for gpu in list_gpus() if gpu.slice_of]
-    assert len(slices) == 4
-    for gpu in slices:
-        whole, (per_gpu,) = get_gpu(str(gpu.slice_of)), gpu.sold_in
-        price, whole_price = look_up_gpu_price(gpu), look_up_gpu_price(whole)
-        assert price is not None and whole_price is not None
-        assert per_gpu * price.median_usd == pytest.approx(whole_price.median_usd)
-        assert per_gpu * gpu.memory_bytes <= 1.001 * whole.memory_bytes
-        assert per_gpu * gpu.peak_flops["bf16"] <= whole.peak_flops["bf16"]
-        assert deploy_on("Qwen/Qwen3-0.6B", gpu, sold_in=gpu.sold_in).num_gpus_billed == per_gpu
-
-
-def test_a_replica_is_one_slice() -> None:
-    """nvidia-smi mig -lgip says P2P: No; so no tensor, pipeline or data parallelism."""
-    gpu = get_gpu("H100-SXM-MIG-1g.10gb")
-    for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-30B-A3B"):
-        layouts = list_legal_layouts(load_model(name), gpu, max_gpus=8)
-        assert [layout.gpus_per_replica for layout in layouts] == [1]
-    with pytest.raises(PlannerError, match="is a slice of a GPU: no replica can span several"):
-        deploy_on("Qwen/Qwen3-0.6B", gpu, pp=2)
-
-
-def test_a_slice_that_nobody_measured_is_less_certain_than_its_gpu() -> None:
-    def width(gpu: str) -> float:
-        return build_step_model(deploy_on("Qwen/Qwen3-8B", gpu)).sigma_tpot
-
-    assert width("H100-SXM-MIG-3g.40gb") > width("H100-SXM")
 
 
 def test_cards_for_games_are_told_from_those_for_workstations() -> None:

@@ -229,12 +229,7 @@ class LaunchSpec:
 def get_accelerator_kind(deployment: Deployment) -> AcceleratorKind:
     """Return the entry of `catalogs/devices.yaml` for the GPUs of `deployment`."""
     known, gpu = load_catalog("devices.yaml", AcceleratorKind), deployment.gpu
-    kind = known["gaudi" if gpu.name.startswith("Gaudi") else gpu.vendor]
-    if (
-        gpu.mig_profile
-    ):  # as the device plugin's strategy `mixed` names it (k8s-device-plugin README)
-        kind = kind.model_copy(update={"resource": f"nvidia.com/mig-{gpu.mig_profile}"})
-    return kind
+    return known["gaudi" if gpu.name.startswith("Gaudi") else gpu.vendor]
 
 
 def count_nodes(deployment: Deployment) -> int:

@@ -23,11 +23,6 @@ class ArgumentNames(SourcedEntry):
         """The planner's argument name -> the engine's."""
         return {ours: theirs for theirs, ours in self.arguments.items()}
 
-    def explain_decided(self, argument: str) -> str:
-        """Explain why a scenario cannot pass on an option; empty if it can."""
-        whys = (why for why, names in self.decided.items() if argument in names.split())
-        return next(whys, "")
-
 
 @cache
 def load_argument_names(engine: str) -> ArgumentNames:

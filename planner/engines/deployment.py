@@ -197,8 +197,6 @@ def deploy_on(
         model = registry.load_model(model, quantization=quantization, dtype=dtype)
     engine = engine if isinstance(engine, Engine) else get_engine(engine, engine_version)
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
-    if gpu.slice_of and layout.gpus_per_replica > 1:
-        raise PlannerError(f"{gpu.name} is a slice of a GPU: no replica can span several slices")
     # vLLM config/speculative.py of 0.20.2 and 0.33.0: verify_equal_vocab_size_if_draft_model
     if (
         engine.name == "vllm" and speculation and (draft := speculation.draft)

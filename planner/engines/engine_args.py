@@ -112,7 +112,7 @@ def split_engine_args(given: Mapping[str, Any], engine: Engine) -> dict[str, Any
         if option is None:
             taken = {each.argument for each in options.by_spelling.values()}
             raise make_unknown_name_error(name, known | taken, f"engine argument of {engine}")
-        if decided := names.explain_decided(option.argument):
+        if decided := names.decided.get(option.argument):
             raise PlannerError(f"engine_args: {name} is not passed on; {decided}")
         if isinstance(value, Mapping | list | tuple):
             is_json = option.kind.startswith("json") or isinstance(value, Mapping)

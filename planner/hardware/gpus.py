@@ -1,8 +1,8 @@
-"""GPUs, their slices and the links between them, from `catalogs/gpus.yaml`, `mig.yaml` and `links.yaml`."""
+"""GPUs and the links between them, from `catalogs/gpus.yaml` and `links.yaml`."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, Self
 
@@ -74,15 +74,6 @@ class GpuEntry(SourcedEntry):
         return self
 
 
-class MigEntry(SourcedEntry):
-    """One entry of `catalogs/mig.yaml`, whose head explains every field."""
-
-    gib: PositiveFloat
-    memory_eighths: PositiveInt
-    sms: tuple[PositiveInt, PositiveInt]
-    per_gpu: PositiveInt
-
-
 class LinkEntry(SourcedEntry):
     """One kind of link: GB/s per GPU and direction."""
 
@@ -118,13 +109,7 @@ class Gpu:
     # engine -> first and last version (None: still supported)
     supported: Mapping[str, tuple[Version, Version | None]] = field(hash=False)
     sold_in: tuple[int, ...]  # GPUs of rentable machines; empty: any number
-    slice_of: str | None = None  # the GPU of which it is a MIG slice
     is_geforce: bool = False  # a card for games
-
-    @property
-    def mig_profile(self) -> str:
-        """The profile of a MIG slice: "2g.20gb"; empty for a whole GPU."""
-        return self.name.removeprefix(f"{self.slice_of}-MIG-") if self.slice_of else ""
 
     @property
     def kernel_generation(self) -> str:
@@ -191,46 +176,12 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
     )
 
 
-def _build_slice(whole: Gpu, profile: str, entry: MigEntry) -> Gpu:
-    """Build a MIG slice from its share of the whole GPU."""
-    sms, whole_sms = entry.sms
-    return replace(
-        whole,
-        name=f"{whole.name}-MIG-{profile}",
-        aliases=tuple(
-            f"{alias}{size} MIG {profile}"
-            for alias in whole.aliases
-            for size in ("", f" {whole.marketed_gb:g}GB")
-        ),
-        memory_bytes=round(entry.gib * GIB),
-        marketed_gb=float(profile.partition(".")[2].removesuffix("gb")),
-        memory_bandwidth=whole.memory_bandwidth * entry.memory_eighths / 8,
-        peak_flops={dtype: peak * sms / whole_sms for dtype, peak in whole.peak_flops.items()},
-        link="pcie",
-        link_bandwidth=whole.pcie_bandwidth,
-        bridge=None,
-        gpus_per_node=1,
-        board_limit_w=whole.board_limit_w * sms / whole_sms,
-        multiprocessors=whole.multiprocessors and sms,
-        sold_in=(entry.per_gpu,),
-        slice_of=whole.name,
-    )
-
-
 @cache
 def _load_gpu_catalog() -> tuple[tuple[Gpu, ...], Mapping[str, Gpu]]:
     """Load the GPUs in the catalog's order, and by normalized name."""
     gpus = tuple(
         _build_gpu(name, entry) for name, entry in load_catalog("gpus.yaml", GpuEntry).items()
     )
-    by_name = {gpu.name: gpu for gpu in gpus}
-    for title, slice_entry in load_catalog("mig.yaml", MigEntry).items():
-        whole, _, profile = title.rpartition(" ")
-        if whole not in by_name:
-            raise PlannerError(
-                f"mig.yaml, entry {title}: {make_unknown_name_error(whole, by_name, 'GPU')}"
-            )
-        gpus += (_build_slice(by_name[whole], profile, slice_entry),)
     names: dict[str, Gpu] = {}
     aliases = [(alias, gpu) for gpu in gpus for alias in (gpu.name, *gpu.aliases)]
     for alias, gpu in aliases:

@@ -156,10 +156,7 @@ def list_sellers(gpu: Gpu, tier: PriceTier) -> tuple[str, ...]:
 
 
 def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
-    """Look up the price of a GPU-hour (default: the catalog's, on demand); None if unknown.
-
-    A MIG slice without a price of its own costs its share of the whole GPU.
-    """
+    """Look up the price of a GPU-hour (default: the catalog's, on demand); None if unknown."""
     prices = prices or PriceSelection()
     for name, usd in prices.user_prices.items():
         if usd <= 0:
@@ -168,10 +165,6 @@ def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPric
             return GpuPrice(
                 prices.tier, (PriceQuote(usd=usd, source=SCENARIO_PRICE_SOURCE, date=""),)
             )
-    if gpu.slice_of and (whole := look_up_gpu_price(get_gpu(gpu.slice_of), prices)):
-        share = 1 / gpu.sold_in[0]
-        shares = (quote.model_copy(update={"usd": quote.usd * share}) for quote in whole.quotes)
-        return GpuPrice(prices.tier, tuple(shares))
     price_entry = _load_price_catalog().get(gpu.name)
     quotes: tuple[PriceQuote, ...] = getattr(price_entry, prices.tier) if price_entry else ()
     if prices.seller is not None:

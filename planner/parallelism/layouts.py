@@ -113,7 +113,6 @@ def list_legal_layouts(
     60 random ones (2026-11).
     """
     node, moe, layouts = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
-    max_gpus = 1 if gpu.slice_of else max_gpus  # slices don't talk to each other
     has_dp = moe and (engine is None or engine.facts.data_parallel_attention)
     for tp in list_powers_of_two(min(node, max_gpus)):
         stages = range(1, min(max_gpus // tp, MAX_PIPELINE_STAGES) + 1)

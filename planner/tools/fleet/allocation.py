@@ -252,7 +252,7 @@ def build_member_plans(fleet: FleetPlan) -> dict[str, Plan]:
             option.candidate.deployment,
             machines[option.gpu],
         )
-        if option.gpu in fleet.entry.owned and not placed.gpu.slice_of:
+        if option.gpu in fleet.entry.owned:
             placed = replace(placed, machine_sizes=())
         if not placed.machines:
             node = placed.gpus_per_node
