@@ -16,9 +16,8 @@ from planner.core.errors import PlannerError
 from planner.core.text import format_count
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
-from planner.engines.failure_modes import FailureMode
 from planner.engines.layout import SpeculationConfig
-from planner.engines.metric_names import get_metric_names
+from planner.engines.metric_names import FailureMode, get_metric_names
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import estimate_capacity

@@ -13,7 +13,6 @@ from planner.engines.deployment import deploy_on
 from planner.engines.engine import (
     EngineFacts,
     explain_unsupported_gpu,
-    find_required_plugin,
     get_engine,
 )
 from planner.engines.engine_args import EngineArgs, list_cudagraph_sizes, resolve_engine_args
@@ -149,8 +148,8 @@ def test_turing_refuses_an_fp8_kv_cache_from_0_24_on(card: str, version: str, ru
     [("0.27.1", None), ("0.28.0", "vllm-bnb-plugin"), ("0.33.0", "vllm-bnb-plugin")],
 )
 def test_bitsandbytes_left_the_tree_at_0_28(version: str, package: str | None) -> None:
-    assert find_required_plugin(get_engine("vllm", version), "bitsandbytes") == package
-    assert find_required_plugin(get_engine("vllm", version), "awq") is None
+    assert get_engine("vllm", version).facts.plugins.get("bitsandbytes") == package
+    assert get_engine("vllm", version).facts.plugins.get("awq") is None
 
 
 def test_the_newest_known_releases() -> None:

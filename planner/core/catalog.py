@@ -198,6 +198,7 @@ def _find_bools_read_as_numbers(
                 yield from _find_bools_read_as_numbers(value, parsed[index], f"{path}.{index}")
 
 
+@cache
 def load_catalog(
     file: str, entry_type: type[EntryT], root: Path = CATALOG_DIR
 ) -> dict[str, EntryT]:

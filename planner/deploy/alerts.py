@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from planner.core.templates import quote_promql, render_template
 from planner.engines.deployment import Deployment
-from planner.engines.failure_modes import load_failure_modes
-from planner.engines.metric_names import get_metric_names
+from planner.engines.metric_names import get_metric_names, load_failure_modes
 from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.planning.prediction import Prediction
 from planner.planning.slo import SloTarget
@@ -149,12 +148,10 @@ def build_slo_alerts(prediction: Prediction, targets: Sequence[SloTarget]) -> li
     metric_names = get_metric_names(prediction.deployment.engine)
     assert performance is not None
     edges = [
-        (
-            metric_names.find_bucket_edge(target.metric, target.seconds)
-            if target.percentile != "mean"
-            else None
-        )
-        for target in targets
+        next((edge for edge in metric_names.buckets.get(t.metric, ()) if edge >= t.seconds), None)
+        if t.percentile != "mean"
+        else None
+        for t in targets
     ]
     return [
         SloAlert(

@@ -155,7 +155,11 @@ def _build_values(
         "lengths": list_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
         "directory": INSTALL_DIR + place, "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
-        "goodput": build_goodput_limits(targets), "judged": list_benchmark_targets(targets),
+        # of `vllm bench serve --goodput`: per metric the largest SLO
+        "goodput": {
+            {"e2e": "e2el"}.get(t.metric, t.metric): t.seconds
+            for t in sorted(targets, key=lambda target: target.seconds) if t.metric != "itl"
+        }, "judged": list_benchmark_targets(targets),
         "start_up": last.start_up, "scaled": None, "unit": f"headroom{place}@.service",
         **alerts.build_monitoring_values(prediction, targets, endpoints),
     }  # fmt: skip
@@ -221,14 +225,6 @@ def _render_monitors(values: Mapping[str, Any]) -> str:
         rules = Markup(render_template("deploy", "alerts.yml", **values))
         texts.append(render_template("deploy", "k8s/rules.yaml", rules=rules, **values))
     return "---\n".join(text.removeprefix("---\n") for text in texts)
-
-
-def build_goodput_limits(targets: Sequence[SloTarget]) -> dict[str, float]:
-    """Return the limits of `vllm bench serve --goodput`: per metric the largest SLO."""
-    slowest = sorted(targets, key=lambda target: target.seconds)
-    return {
-        ("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"
-    }
 
 
 @show_step("steps of the benchmark")

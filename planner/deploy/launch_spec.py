@@ -30,7 +30,6 @@ from planner.engines.cli_options import CliOptions, find_pooling_option, get_cli
 from planner.engines.deployment import Deployment
 from planner.engines.engine import (
     EnginePackaging,
-    get_engine_packaging,
     select_entry_for_release,
 )
 from planner.engines.engine_args import spell_option
@@ -292,7 +291,7 @@ def build_deployment_launch(
     engine, layout = deployment.engine, deployment.layout
     cli_options, facts, nodes = (
         get_cli_options(engine.name, engine.version),
-        get_engine_packaging(engine.name),
+        load_catalog("launch.yaml", EnginePackaging)[engine.name],
         count_nodes(deployment),
     )
     converted = _get_conversion_quantization(deployment)

@@ -194,17 +194,13 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
         "memory_reason": f"{held} GiB of weights on their way to the GPUs, "
         + (f"{tier} GiB of offloaded KV cache, " if tier else "")
         + f"{HOST_MEMORY_GIB} GiB for the processes",
-        "rdma": launch.device.rdma if _needs_rdma(launch) else None,
+        # where the plan counts on a link between nodes that only RDMA gives; pools hand over KV caches
+        "rdma": launch.device.rdma if (launch.nodes > 1 or launch.role)
+        and deployment.gpu.internode_bandwidth >= MIN_RDMA_BANDWIDTH else None,
         "shm_gib": tier + 4 + 2 * launch.gpus,
         "disk_gb": 2 * files + 100,
         "shared_cache": deployment.num_replicas * launch.nodes > 1, "job": get_prometheus_job(deployment),
     }  # fmt: skip
-
-
-def _needs_rdma(launch: LaunchSpec) -> bool:
-    """Return whether the plan counts on a link between nodes that only RDMA gives."""
-    is_linked = launch.nodes > 1 or bool(launch.role)  # workers of pools hand over KV caches
-    return is_linked and launch.deployment.gpu.internode_bandwidth >= MIN_RDMA_BANDWIDTH
 
 
 def compute_start_timeout_s(deployment: Deployment) -> int:

@@ -154,10 +154,8 @@ class CliOptions:
     def find_argument(self, name: str) -> CliOption | None:
         """Find the option that sets an argument such as max_num_seqs; None if there is none."""
         spellings = (f"--{name.replace('_', '-')}", f"--{name}")
-        options = (self.by_spelling.get(spelling) for spelling in spellings)
-        return next(
-            (each for each in options if each and each.negations[:1] != spellings[:1]), None
-        )
+        options = filter(None, map(self.by_spelling.get, spellings))
+        return next((each for each in options if each.negations[:1] != spellings[:1]), None)
 
     def __getitem__(self, spelling: str) -> CliOption:
         """Get the option of a spelling that `find_spellings` returned."""
@@ -195,7 +193,11 @@ class CliOptions:
         name, dot, key = written.partition(".")
         spellings = self.find_spellings(name)
         if len(spellings) != 1 or (dot and "json" not in self[spellings[0]].kind):
-            option, dot = _find_in_other_versions(self.engine, self._normalize_spelling(name)), ""
+            spelling = self._normalize_spelling(name)
+            had = list_versions_with_spelling(
+                self.engine, spelling
+            )  # it takes words as it did then
+            option, dot = _index_by_spelling(self.engine, had[-1])[spelling] if had else None, ""
             error = (
                 f"{name} may be {' or '.join(spellings[:4])}"
                 if len(spellings) > 1
@@ -223,15 +225,11 @@ class CliOptions:
 def _expand_optimization_levels(argv: Sequence[str], options: CliOptions) -> Iterator[str]:
     """Yield the words, with vLLM's -O2, -O=2 and -O 2 as the option of that version."""
     name = "--optimization-level" if "--optimization-level" in options.by_spelling else "-O"
-    is_vllm, words = options.engine == "vllm", iter(enumerate(argv))
-    for index, word in words:
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         level = re.fullmatch(r"-O=?(\d+)", word)
-        if is_vllm and level:
-            yield from (name, level[1])
-        elif is_vllm and word == "-O" and "".join(argv[index + 1 : index + 2]).isdigit():
-            yield from (name, next(words)[1])
-        else:
-            yield word
+        is_level = level is not None or (word == "-O" and following.isdigit())
+        values = (level[1],) if level else ()
+        yield from (name, *values) if options.engine == "vllm" and is_level else (word,)
 
 
 def _count_option_words(
@@ -293,10 +291,8 @@ def _convert_word(kind: str, word: str) -> Any:
         return word
     if kind == "bool":
         return ("false", "true").index(word.lower()) == 1
-    if kind == "int":
-        return int(word)
-    if kind == "float":
-        return float(word)
+    if kind in ("int", "float"):
+        return int(word) if kind == "int" else float(word)
     if kind.startswith("size"):
         if kind.endswith("auto") and word in ("auto", "-1"):
             return word
@@ -398,12 +394,6 @@ def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
     return tuple(results)
 
 
-def _find_in_other_versions(engine: str, spelling: str) -> CliOption | None:
-    """Find the option in another version, to know how many words it took; None if unknown."""
-    had = list_versions_with_spelling(engine, spelling)
-    return _index_by_spelling(engine, had[-1])[spelling] if had else None
-
-
 @cache
 def load_recorded_names(
     kind: Literal["environment", "metrics"], engine: str
@@ -415,8 +405,10 @@ def load_recorded_names(
         if cells == ["engine", "name", "first", "last"] or cells[0] != engine:
             continue
         if len(cells) != 4 or not {*cells[2:]} <= {*texts}:
-            accepted = f"engine, name, first and last of {', '.join(texts)}"
-            raise PlannerError(f"{path.name}, line {number}: expected {accepted}")
+            raise PlannerError(
+                f"{path.name}, line {number}: expected engine, name, first and last of"
+                f" {', '.join(texts)}"
+            )
         first, last = map(texts.index, cells[2:])
         recorded_names[cells[1]] = recorded_names.get(cells[1], ()) + known[first : last + 1]
     return recorded_names
@@ -436,20 +428,19 @@ def get_cli_options(engine: str, version: str | Version) -> CliOptions:
 
     A nightly build is read by the last list. "0.20" means any patch, so the list of 0.20.2 counts.
     """
-    lists = load_flag_lists(engine)
-    if is_nightly(str(version)):
-        nearest, is_listed = lists.versions[-1], False
-    else:
-        release = Version.parse(str(version))
-        earlier = (
-            listed
-            for listed in lists.versions
-            if listed <= release
-            or (str(version).count(".") == 1 and listed.series == release.series)
-        )
-        nearest = max(earlier, default=lists.versions[0])
-        is_listed = nearest == release
-    note = "" if is_listed else f"{engine} {version} is read by the options of {nearest}"
+    lists, text = load_flag_lists(engine), str(version)
+    release = parse_engine_version(engine, text)
+    earlier = (
+        listed
+        for listed in lists.versions
+        if listed <= release or (text.count(".") == 1 and listed.series == release.series)
+    )
+    nearest = max(earlier, default=lists.versions[0])
+    note = (
+        ""
+        if nearest == release and not is_nightly(text)
+        else f"{engine} {version} is read by the options of {nearest}"
+    )
     return CliOptions(engine, nearest, note, lists, _index_by_spelling(engine, nearest))
 
 

@@ -70,8 +70,8 @@ class Deployment:
     @property
     def served_name(self) -> str:
         """The name that clients ask for, the first one if it has several."""
-        given: Any = dict(self.args.options).get("served_model_name") or self.model.served_name
-        return given[0] if isinstance(given, tuple) else str(given)
+        given: Any = dict(self.args.options).get("served_model_name")
+        return str(given[0] if isinstance(given, tuple) else given or self.model.served_name)
 
     @property
     def num_gpus(self) -> int:

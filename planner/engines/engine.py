@@ -177,17 +177,6 @@ class Engine:
         return substitutions and f"{self} is planned {substitutions}"
 
 
-@cache
-def get_engine_packaging(engine: str) -> EnginePackaging:
-    """Return the entry of `catalogs/launch.yaml` for an engine."""
-    return load_catalog("launch.yaml", EnginePackaging)[engine]
-
-
-def find_required_plugin(engine: Engine, method: str) -> str | None:
-    """Find the package that the engine needs for a weight format that left its own tree."""
-    return engine.facts.plugins.get(method)
-
-
 def select_entry_for_release(name: str, engine: Engine, known_names: Iterable[str]) -> str:
     """Select the entry that holds for the engine's release: "NAME before RELEASE", else "NAME".
 

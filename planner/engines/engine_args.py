@@ -117,10 +117,9 @@ def split_engine_args(given: Mapping[str, Any], engine: Engine) -> dict[str, Any
         if isinstance(value, Mapping | list | tuple):
             is_json = option.kind.startswith("json") or isinstance(value, Mapping)
             value = json.dumps(value, ensure_ascii=False) if is_json else tuple(map(str, value))
-        problem = ""
-        if option.kind == "nothing" and not isinstance(value, bool):
-            problem = f"must be true or false, got {value!r:.80}"
-        if problem := problem or "".join(options.parse(spell_option(option, value)).errors[:1]):
+        parsed = options.parse(spell_option(option, value))
+        if parsed.errors or parsed.positional:  # a switch takes no words
+            problem = next(iter(parsed.errors), "must be true or false")
             raise PlannerError(f"engine_args, field {name}: {problem}")
         passed[option.argument] = value
     if isinstance(limits := args.get("limit_mm_per_prompt"), str | Mapping):
@@ -188,19 +187,11 @@ def resolve_engine_args(
     if facts.static_memory and "gpu_memory_utilization" not in user_args:
         share = _compute_static_share(args, engine, gpu, model, layout, speculation)
         args = replace(args, gpu_memory_utilization=share)
-    check_engine_args(args, engine, gpu, model)
-    return args
-
-
-def check_engine_args(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> None:
-    """Raise `PlannerError` that says why the engine would not start with these arguments, if so.
-
-    vLLM config/scheduler.py, cache.py and model.py.
-    """
+    # vLLM config/scheduler.py, cache.py and model.py
     rules = (*_list_batch_rules(args, engine, model), *_list_kv_cache_rules(args, engine, gpu))
-    for is_broken, reason in rules:
-        if is_broken:
-            raise PlannerError(reason)
+    if reason := next((reason for is_broken, reason in rules if is_broken), ""):
+        raise PlannerError(reason)
+    return args
 
 
 def count_attention_copies(engine: Engine, model: Model, layout: ParallelLayout | None) -> int:

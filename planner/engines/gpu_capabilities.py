@@ -1,6 +1,6 @@
 """What an engine runs on which GPUs, by `catalogs/capabilities.yaml`: weight formats and attention."""
 
-from functools import cache
+from typing import Literal
 
 from pydantic import Field
 
@@ -58,28 +58,20 @@ class EngineCapabilities(StrictEntry):
     attention: tuple[CapabilityRule, ...] = ()
 
 
-@cache
-def _load_rules(engine: str) -> EngineCapabilities:
-    known = load_catalog("capabilities.yaml", EngineCapabilities)
-    return known.get(engine, EngineCapabilities())
-
-
 def explain_unsupported_format(name: str, gpu: Gpu, engine: Engine) -> str:
     """Explain why an engine does not run a weight format on a GPU; empty if nothing is against it."""
-    rules = _load_rules(engine.name).formats
-    return _explain_first_refusal(rules, name, f"{name} weights", gpu, engine)
+    return _explain_first_refusal("formats", name, f"{name} weights", gpu, engine)
 
 
 def explain_unsupported_attention(model: Model, gpu: Gpu, engine: Engine) -> str:
     """Explain why an engine has no kernels for a model's attention on a GPU; empty if it has."""
-    rules = _load_rules(engine.name).attention
     latent = [m for m in model.architecture.attentions if isinstance(m, LatentAttention)]
     has = {
         "compressed": any(mixer.window for mixer in latent),
         "sparse": any(mixer.index_heads and not mixer.window for mixer in latent),
     }
     reasons = (
-        _explain_first_refusal(rules, kind, f"{kind} latent attention", gpu, engine)
+        _explain_first_refusal("attention", kind, f"{kind} latent attention", gpu, engine)
         for kind, applies in has.items()
         if applies
     )
@@ -87,9 +79,10 @@ def explain_unsupported_attention(model: Model, gpu: Gpu, engine: Engine) -> str
 
 
 def _explain_first_refusal(
-    rules: tuple[CapabilityRule, ...], name: str, title: str, gpu: Gpu, engine: Engine
+    kind: Literal["formats", "attention"], name: str, title: str, gpu: Gpu, engine: Engine
 ) -> str:
-    for rule in rules:
+    known_rules = load_catalog("capabilities.yaml", EngineCapabilities)
+    for rule in getattr(known_rules.get(engine.name, EngineCapabilities()), kind):
         is_about = name in rule.names.split() and rule.applies_to(engine.release)
         if is_about and (reason := rule.explain_refusal(gpu)):
             capability = gpu.compute_capability

@@ -1,12 +1,13 @@
-"""Metrics on an engine's /metrics page by version: names and bucket edges of histograms."""
+"""Metrics of an engine by version, and the failure modes (`catalogs/failure_modes.yaml`) that they show."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from functools import cache
 
 from pydantic import Field
 
-from planner.core.catalog import SourcedEntry, StrictEntry
+from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.versions import Version
+from planner.engines.argument_names import translate_arguments
 from planner.engines.engine import Engine, get_engine, load_entries_by_release
 
 
@@ -16,10 +17,6 @@ class EngineMetricNames(StrictEntry):
     names: dict[str, str | None] = Field(default_factory=dict)
     buckets: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # upper edges, seconds
     without: str = ""
-
-    def find_bucket_edge(self, role: str, seconds: float) -> float | None:
-        """Find the lowest bucket edge from `seconds` on; None if all edges are lower."""
-        return next((edge for edge in self.buckets.get(role, ()) if edge >= seconds), None)
 
 
 class MetricNamesEntry(EngineMetricNames, SourcedEntry):
@@ -63,3 +60,50 @@ def get_metric_names(engine: Engine) -> EngineMetricNames:
     if not earlier:
         return EngineMetricNames(without=f"What {engine} says on /metrics is not known.")
     return versions[max(earlier)]
+
+
+class FailureMode(StrictEntry):
+    """One failure mode; the head of the catalog explains every field."""
+
+    title: str
+    symptom: str
+    cause: str
+    check: str
+    remedy: str
+    source: str
+    engines: dict[str, str] = Field(default_factory=dict)
+
+
+class _ShownNames(dict[str, str]):
+    """Names of metrics by role, with words for those that an engine does not report."""
+
+    def __missing__(self, role: str) -> str:
+        return f"{role} (not reported)"
+
+
+def load_failure_modes(
+    names: Mapping[str, str | None], engine: str = "vllm"
+) -> dict[str, FailureMode]:
+    """Load all failure modes by key, in the words of an engine.
+
+    Checks have its own metric `names` (by role), a metric that is not reported that of its role;
+    arguments have the engine's names, and a remedy of its own comes first.
+    """
+    shown_names = _ShownNames({role: name for role, name in names.items() if name})
+
+    def translate(text: str) -> str:
+        return translate_arguments(text, engine)
+
+    return {
+        key: mode.model_copy(
+            update={
+                "symptom": translate(mode.symptom),
+                "cause": translate(mode.cause),
+                "check": translate(mode.check.format_map(shown_names)),
+                "remedy": " ".join(
+                    filter(None, (mode.engines.get(engine), translate(mode.remedy)))
+                ),
+            }
+        )
+        for key, mode in load_catalog("failure_modes.yaml", FailureMode).items()
+    }

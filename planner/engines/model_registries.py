@@ -34,11 +34,6 @@ class ModelRegistry(SourcedEntry):
 
 
 @cache
-def _load_registries() -> dict[str, ModelRegistry]:
-    return load_catalog("registries.yaml", ModelRegistry)
-
-
-@cache
 def load_model_classes() -> dict[str, tuple[str, ...]]:
     """Load `catalogs/model_classes.yaml`: model_type -> the classes that serve it."""
     classes = read_yaml(CATALOG_DIR / "model_classes.yaml")
@@ -68,7 +63,7 @@ def judge_model_support(model: Model, engine: Engine) -> ModelSupport:
     'vllm 0.8.5 does not know GptOssForCausalLM; it is supported since 0.10.1'
     """
     classes = list_model_classes(model)
-    registry = _load_registries().get(engine.name)
+    registry = load_catalog("registries.yaml", ModelRegistry).get(engine.name)
     if registry is None or not classes:
         missing = "its models by release are" if classes else "the class that serves it is"
         return ModelSupport(

@@ -44,12 +44,6 @@ class DraftHostCost(SourcedEntry):
     pass_us: NonNegativeFloat
 
 
-@cache
-def load_draft_host_costs() -> dict[str, DraftHostCost]:
-    """Load the host time of a speculative step, by engine."""
-    return load_catalog("drafting.yaml", DraftHostCost)
-
-
 _METHOD_SPELLINGS = {
     "nextn": "mtp",
     "eagle_3": "eagle3",

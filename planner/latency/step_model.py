@@ -12,13 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 
+from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
 from planner.engines.engine_args import list_cudagraph_sizes
 from planner.engines.speculation_methods import (
+    DraftHostCost,
     get_deployment_draft_method,
-    load_draft_host_costs,
     resolve_draft_model,
 )
 from planner.latency.coefficient_lookup import CalibrationBasis, get_deployment_coefficients
@@ -719,5 +720,5 @@ def build_uncorrected_step_model(
 
 def estimate_draft_host_s(deployment: Deployment) -> tuple[float, float]:
     """Return the host's seconds per step, and the least seconds of a pass over the draft."""
-    cost = load_draft_host_costs()[deployment.engine.name]
+    cost = load_catalog("drafting.yaml", DraftHostCost)[deployment.engine.name]
     return cost.step_us * 1e-6, cost.pass_us * 1e-6

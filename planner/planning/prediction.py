@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_share
 from planner.engines.deployment import Deployment
-from planner.engines.engine import find_required_plugin
 from planner.engines.model_registries import judge_model_support
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
 from planner.latency.performance import Performance
@@ -185,7 +184,7 @@ class Prediction:
         )
         notes += self.performance.warnings if self.performance else ()
         method, engine = self.deployment.model.quantization.method, self.deployment.engine
-        if package := find_required_plugin(engine, method):
+        if package := engine.facts.plugins.get(method):
             notes += (f"{engine} serves {method} only with the package {package} beside it",)
         if self.rejected_fraction:
             notes += (

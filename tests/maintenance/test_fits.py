@@ -30,8 +30,9 @@ from fits.speculation_fit import (
     load_speculation_runs,
 )
 
+from planner.core.catalog import load_catalog
 from planner.engines.deployment import deploy_on
-from planner.engines.speculation_methods import load_draft_host_costs
+from planner.engines.speculation_methods import DraftHostCost
 from planner.latency.step_work import count_step_work
 from planner.latency.worker_pool_costs import get_pool_costs
 from planner.planning.disaggregated import evaluate_disaggregated
@@ -148,7 +149,7 @@ def test_the_host_costs_are_those_that_fit() -> None:
     """Beside the plain steps that were measured, up to two or three steps of the grid."""
     for name in ("vllm", "sglang"):
         cost, found = (
-            load_draft_host_costs()[name],
+            load_catalog("drafting.yaml", DraftHostCost)[name],
             fit_host_costs(tuple(run for run in load_speculation_runs() if run.engine == name)),
         )
         assert found == (pytest.approx(cost.step_us, abs=600), pytest.approx(cost.pass_us, abs=200))

@@ -13,7 +13,7 @@ from planner.core.intervals import Interval
 from planner.core.readers import read_text
 from planner.core.templates import render_template
 from planner.core.units import GIB
-from planner.engines.failure_modes import load_failure_modes
+from planner.engines.metric_names import load_failure_modes
 from planner.latency.performance import Performance
 from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.memory.memory_plan import get_memory_plan
