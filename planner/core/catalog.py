@@ -198,11 +198,15 @@ def _find_bools_read_as_numbers(
                 yield from _find_bools_read_as_numbers(value, parsed[index], f"{path}.{index}")
 
 
-@cache
 def load_catalog(
     file: str, entry_type: type[EntryT], root: Path = CATALOG_DIR
 ) -> dict[str, EntryT]:
     """Load and validate all entries of a YAML catalog, by name."""
+    return _load_entries(file, entry_type, root)
+
+
+@cache
+def _load_entries(file: str, entry_type: type[EntryT], root: Path) -> dict[str, EntryT]:
     data = read_yaml(root / file)
     if not isinstance(data, dict):
         raise PlannerError(

@@ -124,7 +124,7 @@ def _write_worker_command(nearby: "_NearbyFiles") -> "_NearbyFiles":
     for name, value in settings.items():
         name = name.removeprefix("OPENAI_").removesuffix("_OVERRIDE").lower()
         if option := options.find_argument(name):
-            words += spell_option(option, {"true": True, "false": False}.get(value, value))
+            words += spell_option(option, value == "true" if value in ("true", "false") else value)
     return replace(nearby, text="\n".join([*comments, shlex.join(words)]))
 
 
