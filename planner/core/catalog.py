@@ -201,12 +201,20 @@ def _find_bools_read_as_numbers(
 def load_catalog(
     file: str, entry_type: type[EntryT], root: Path = CATALOG_DIR
 ) -> dict[str, EntryT]:
-    """Load and validate all entries of a YAML catalog, by name."""
-    return _load_entries(file, entry_type, root)
+    """Load and validate all entries of a YAML catalog, by name; a shipped one is read once."""
+    return (
+        _load_shipped(file, entry_type)
+        if root == CATALOG_DIR
+        else _read_entries(file, entry_type, root)
+    )
 
 
 @cache
-def _load_entries(file: str, entry_type: type[EntryT], root: Path) -> dict[str, EntryT]:
+def _load_shipped(file: str, entry_type: type[EntryT]) -> dict[str, EntryT]:
+    return _read_entries(file, entry_type, CATALOG_DIR)
+
+
+def _read_entries(file: str, entry_type: type[EntryT], root: Path) -> dict[str, EntryT]:
     data = read_yaml(root / file)
     if not isinstance(data, dict):
         raise PlannerError(

@@ -720,5 +720,8 @@ def build_uncorrected_step_model(
 
 def estimate_draft_host_s(deployment: Deployment) -> tuple[float, float]:
     """Return the host's seconds per step, and the least seconds of a pass over the draft."""
-    cost = load_catalog("drafting.yaml", DraftHostCost)[deployment.engine.name]
-    return cost.step_us * 1e-6, cost.pass_us * 1e-6
+    return (
+        (cost := load_catalog("drafting.yaml", DraftHostCost)[deployment.engine.name]).step_us
+        * 1e-6,
+        cost.pass_us * 1e-6,
+    )

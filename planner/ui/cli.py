@@ -94,9 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except argparse.ArgumentError as error:  # commands that exist have parsers of their own
         instead = REPLACEMENTS.get(name := (sys.argv[1:] if arguments is None else arguments)[0])
         # without the value that argparse quotes
-        quoted = r"(value:|choice:|got) (?:'[^']*'|\"[^\"]*\")"
-        refusal = re.sub(quoted, rf"\1 '{MASK}'", str(error))
-        print_message(f"there is no command {name}: use {instead}" if instead else refusal)
+        print_message(
+            f"there is no command {name}: use {instead}"
+            if instead
+            else re.sub(r"(value:|choice:|got) (?:'[^']*'|\"[^\"]*\")", rf"\1 '{MASK}'", str(error))
+        )
         return 2
     except PlannerError as error:
         for problem in error.problems:

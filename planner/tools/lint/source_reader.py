@@ -115,17 +115,18 @@ def _write_plan_commands(nearby: "_NearbyFiles") -> "_NearbyFiles":
 def _write_worker_command(nearby: "_NearbyFiles") -> "_NearbyFiles":
     """Return the environment of RunPod's worker-vllm as the command that it stands for; any other text as it is."""
     settings = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", nearby.text, re.MULTILINE))
-    comments = [line for line in nearby.text.splitlines() if line[:1] in ("", "#")]
-    if "MODEL_NAME" not in settings or len(settings) + len(comments) < nearby.text.count("\n"):
+    others = re.search(r"^(?![A-Z][A-Z0-9_]*=|#|$)", nearby.text, re.MULTILINE)
+    if "MODEL_NAME" not in settings or others:
         return nearby
-    words = ["vllm", "serve", settings.pop("MODEL_NAME")]
-    words += shlex.split(settings.pop("VLLM_EXTRA_ARGS", ""))
     options = get_cli_options("vllm", load_flag_lists("vllm").versions[-1])
+    extra = shlex.split(settings.get("VLLM_EXTRA_ARGS", ""))
+    words = ["vllm", "serve", settings["MODEL_NAME"], *extra]
     for name, value in settings.items():
         name = name.removeprefix("OPENAI_").removesuffix("_OVERRIDE").lower()
         if option := options.find_argument(name):
             words += spell_option(option, value == "true" if value in ("true", "false") else value)
-    return replace(nearby, text="\n".join([*comments, shlex.join(words)]))
+    head = re.sub(r"^[A-Z].*\n?", "", nearby.text, flags=re.MULTILINE)
+    return replace(nearby, text=head + shlex.join(words))
 
 
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:

@@ -255,8 +255,8 @@ class TreeReader:
                 words, _ = [*words, *given], environment.pop(option)
         # Kubernetes' command is in place of the image's entry point, and compose's is not
         is_program = bool(lists[1]) and not lists[1][0].startswith("-")
-        is_cleared = place.is_compose and holder.get("entrypoint") is not None  # by [], too
-        is_replaced = bool(lists[0]) or is_cleared or (not place.is_compose and is_program)
+        is_cleared = holder.get("entrypoint") is not None  # of compose by [], too
+        is_replaced = bool(lists[0]) or (is_cleared if place.is_compose else is_program)
         words = _fill_in(words, environment, place)
         commands = list(parse_container(name, words, environment, place.path, is_replaced))
         is_member = place.kind in load_forms().cluster_kinds or _CLUSTER_PATTERN.search(text)
