@@ -37,7 +37,7 @@ PLAN_HELP = {
     " --set service_level.ttft.p95=1000",
     "formats": "quantization (weights) takes checkpoint, fp8, awq, gptq, int8, nvfp4 and mxfp4,"
     " kv_cache_dtype auto and fp8, each a list to choose from: --set 'quantization=[checkpoint, fp8]'."
-    " Traffic is lengths and a rate, or a trace: CSV, Mooncake JSONL, OpenTelemetry spans",
+    " Traffic is lengths and a rate, or a trace: CSV or JSON lines such as Mooncake's",
     "exit codes": "0: meets the targets. 3: at risk, less likely than `confidence` to meet every target."
     " 4: no plan meets the targets. Of several models it is that of the best. 2: bad input. 70: a"
     " failure of the planner or the machine. 130: interrupted",
