@@ -95,7 +95,9 @@ def values(control: ipywidgets.Widget) -> list[Any]:
     return [control.min, control.max, control.value]
 
 
-TOGETHER = {"fixed_shapes", "rebuild_acceptable"}
+TOGETHER = {
+    "fixed_shapes", "rebuild_acceptable", "structured_or_agentic", "prefix_reuse",
+}  # fmt: skip
 """Traits that decide beside others only."""
 
 
