@@ -17,12 +17,13 @@ from planner.planning.engine_tuning import tune_to_margin
 from planner.planning.evaluation import check_against_slos, evaluate_candidate
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, parse_scenario
-from planner.planning.search import search_deployments, tune_candidate
+from planner.planning.search import search_deployments
 from planner.planning.simulation_runs import (
     simulate_once,
 )
 from planner.planning.slo import format_latency
 from planner.planning.tolerance import EvaluationStore, simulate_candidate
+from planner.planning.what_if import pin_candidate
 
 CHAT: dict[str, Any] = {
     "question": "?",
@@ -172,10 +173,10 @@ def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds
 def test_a_replica_less_does_not_hold(plan) -> None:
     replicas = plan.chosen.deployment.layout.replicas
     if replicas > 1:
-        less = tune_candidate(
-            plan, evaluate_candidate(plan.scenario, plan.chosen.deployment, replicas - 1)
-        )
-        assert less.at_risk or not less.is_feasible
+        fewer = evaluate_candidate(plan.scenario, plan.chosen.deployment, replicas - 1)
+        less = replace(plan.chosen, deployment=fewer.deployment, prediction=fewer.prediction)
+        pinned = search_deployments(pin_candidate(plan.scenario, less), with_options=False)
+        assert pinned.verdict != "holds"
 
 
 def test_no_gpu_alone_holds_for_less(plan) -> None:
