@@ -90,10 +90,11 @@ def _describe_problem(
     """Describe what is wrong with a field, and list the fields that are accepted instead."""
     path = [part for part in problem["loc"] if part != "[key]"]
     field = ".".join(map(str, path)) or "(the whole entry)"
-    cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, PlannerError):
-        return f"{location}, field {field}: {cause}", ""
-    if problem["type"] == "value_error" and (not path or isinstance(problem["input"], Mapping)):
+    if problem["type"] == "value_error" and (
+        not path
+        or isinstance(problem["input"], Mapping)
+        or isinstance(problem["ctx"]["error"], PlannerError)
+    ):
         where = f"{location}, field {field}" if path else location
         return f"{where}: {problem['ctx']['error']}", ""
     if problem["type"] == "missing":
