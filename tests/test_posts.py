@@ -624,7 +624,12 @@ def test_the_kernels_of_tensorrt_llms_experts_are_read_in_their_mapping(
     settings.write_text(f"moe_config: {{backend: {backend}}}\n", encoding="utf-8")
     report = lint(f"trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options {settings}", gpu="H100")
     names = [one.name for one in report.findings if "not modelled" in one.why]
-    assert names == ["moe_config.backend"] * bool(code)
+    assert names == ["moe_config"] * bool(code)
+
+
+def test_two_kinds_of_gpu_are_said_and_not_planned() -> None:
+    with pytest.raises(PlannerError, match="two kinds of GPU has no model here"):
+        lint("vllm serve Qwen/Qwen3-8B -pp 2", gpu="RTX-5090,RTX-5070-Ti")
 
 
 SLURM = {

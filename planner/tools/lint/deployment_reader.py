@@ -1,15 +1,20 @@
 """Translate a command into the planner's terms: model, layout, arguments and speculation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
+from pydantic import Field
+
+from planner.core.catalog import validate_entry
 from planner.core.errors import PlannerError
+from planner.core.readers import read_yaml
 from planner.core.redaction import MASK
 from planner.engines.argument_names import load_argument_names
-from planner.engines.cli_options import is_unresolved
+from planner.engines.cli_options import FLAGS_DIR, is_unresolved
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.engine_args import (
@@ -18,7 +23,7 @@ from planner.engines.engine_args import (
     divide_batch_limits,
     format_media_limits,
 )
-from planner.engines.gpu_capabilities import explain_unsupported_format
+from planner.engines.gpu_capabilities import VersionedEntry, explain_unsupported_format
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import normalize_method_name
 from planner.hardware.gpus import parse_gpu_count
@@ -28,9 +33,10 @@ from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
 from planner.planning.scenario_schema import coerce_engine_args
 from planner.tools.lint.container_setup import MAX_GPUS_OF_A_BOX
-from planner.tools.lint.forms import load_forms
+from planner.tools.lint.findings import LintFinding
+from planner.tools.lint.forms import load_forms, load_other_processors
 from planner.tools.lint.option_checks import CheckedCommand, find_engine_version
-from planner.tools.lint.unmodelled import explain_unmodelled_server
+from planner.tools.lint.rules import describe_item
 
 _LONG_CONTEXT_VARIABLES = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
@@ -349,3 +355,60 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
             " every layer would wait for the network, so that pipeline stages are usually faster"
         )
     return deployment
+
+
+class UnmodelledOptions(VersionedEntry):
+    """An entry of `catalogs/flags/unmodelled.yaml`, whose head explains every field."""
+
+    arguments: tuple[str, ...]
+    changes: str
+    sizes: bool = False
+    usual: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+@cache
+def _load_unmodelled(engine: str) -> tuple[UnmodelledOptions, ...]:
+    return tuple(
+        validate_entry(UnmodelledOptions, entry, f"flags/unmodelled.yaml, entry {n} of {engine}")
+        for n, entry in enumerate(read_yaml(FLAGS_DIR / "unmodelled.yaml").get(engine, []), 1)
+    )
+
+
+def _list_given(
+    checked: CheckedCommand, kinds: Sequence[str]
+) -> Iterator[tuple[UnmodelledOptions, str]]:
+    """Yield what a command is given of the entries, by name, but for values usual with a kind."""
+    given = {**checked.command.environment, **checked.argument_values}
+    for entry in _load_unmodelled(checked.command.engine):
+        usual = [one.casefold() for kind in ("any", *kinds) for one in entry.usual.get(kind, ())]
+        for name in entry.arguments if entry.applies_to(checked.version) else ():
+            argument, _, key = name.partition(".")
+            value = given.get(argument)
+            if key:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value is not None and str(value).casefold() not in usual:
+                yield entry, name
+
+
+def find_unmodelled_options(
+    checked: CheckedCommand, deployment: Deployment
+) -> Iterator[LintFinding]:
+    """Yield the options of a command planned as `deployment` that change what no model knows."""
+    command, generation = checked.command, str(int(deployment.gpu.compute_capability or 0))
+    is_mla = deployment.model.architecture.is_mla
+    for entry, name in _list_given(checked, [generation, f"{generation} mla" * is_mla]):
+        why = f"not modelled: it changes {entry.changes}"
+        item = describe_item(command, checked.as_meant, name.partition(".")[0])
+        yield LintFinding(*item, "unread", why)  # type: ignore[arg-type]
+
+
+def explain_unmodelled_server(checked: CheckedCommand) -> str:
+    """Explain why nothing of a command's memory and speed is known here; empty if it is."""
+    command, device = checked.command, str(checked.argument_values.get("device", ""))
+    unchecked = "memory, latencies and throughput are not checked"
+    if device in load_other_processors() or (command.setup and not command.setup.takes_gpus):
+        return f"it serves on processors that are not modelled here: {unchecked}"
+    sized = [(name, entry.changes) for entry, name in _list_given(checked, ()) if entry.sizes]
+    if sized:
+        return f"{sized[0][0]} is not modelled here: it changes {sized[0][1]}"
+    return ""

@@ -31,9 +31,9 @@ from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
     OptionChange,
+    judge_presence,
     load_engine_changes,
 )
-from planner.tools.lint.presence import judge_presence
 from planner.tools.lint.rules import apply_option_rules, apply_rules, load_rules
 from planner.tools.lint.server_commands import ServerCommand
 from planner.tools.lint.value_checks import check_values, is_accepted_word

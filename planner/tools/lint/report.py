@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from planner.core.errors import PlannerError, add_error_context
@@ -39,15 +40,16 @@ from planner.tools.lint.command_plan import (
     plan_least_memory,
     serialize_command_plan,
 )
-from planner.tools.lint.consistency_facts import find_consistency_facts
 from planner.tools.lint.deployment_reader import (
     RefusedDeploymentError,
     UnmodelledError,
     build_command_deployment,
+    find_unmodelled_options,
     get_served_name,
     read_named_gpu,
     resolve_served_model,
 )
+from planner.tools.lint.facts import find_consistency_facts, find_place_facts
 from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
@@ -62,14 +64,12 @@ from planner.tools.lint.option_checks import (
     check_metrics,
     find_engine_version,
 )
-from planner.tools.lint.place_facts import find_place_facts
-from planner.tools.lint.rules import apply_rules, load_rules
+from planner.tools.lint.rules import apply_rules, describe_item, load_rules
 from planner.tools.lint.server_commands import (
     ServerCommand,
     quote_word,
 )
 from planner.tools.lint.source_reader import read_source
-from planner.tools.lint.unmodelled import find_unmodelled_options
 from planner.workload.workload import Workload
 
 __all__ = ["CommandReport", "LintFinding", "LintReport", "lint"]
@@ -209,6 +209,10 @@ def lint(
         with add_error_context(option):
             if requested and not is_nightly(requested):
                 Version.parse(requested)
+    if gpu is not None and re.search("[,+]", gpu):
+        raise PlannerError(
+            "--gpu: a server on two kinds of GPU has no model here; name one of them"
+        )
     if gpu is not None:
         parse_gpu_count(gpu)
     checked, notes = list[CheckedCommand](), list[str]()
@@ -388,21 +392,18 @@ def _plan_command(
         return CommandReport(checked, fixed, None, str(error))
     except PlannerError as error:
         return CommandReport(checked, fixed, None, str(error))
-    # the rule on high memory utilization: the memory plan of the GPU knows what is safe
-    safe, option = find_safe_memory_utilization(plan.deployment), "--gpu-memory-utilization"
-    is_safe = plan.deployment.args.gpu_memory_utilization <= safe
-    settled = tuple(
-        one if (one.name, one.verdict) != (option, "risky")
-        else replace(one, verdict="ok", why="", instead="") if is_safe
-        else replace(one, instead=f"{option} {safe:g}")
+    # where a GPU is named its memory plan says which share is safe, in place of the rule for all
+    option = "--gpu-memory-utilization"
+    settled = (
+        replace(one, verdict="ok", why="", instead="")
+        if (one.name, one.verdict) == (option, "risky")
+        else one
         for one in checked.findings
-    )  # fmt: skip
-    checked = replace(checked, findings=settled)
-    found = (
-        *find_unmodelled_options(checked, plan.deployment),
-        *_describe_capped_length(checked, plan),
     )
-    checked = replace(checked, findings=_merge_findings(checked.findings, found))
+    write = partial(describe_item, checked.command, checked.as_meant)
+    found = apply_rules(load_rules("plan"), _find_plan_facts(checked, plan), checked.version, write)
+    unmodelled = find_unmodelled_options(checked, plan.deployment)
+    checked = replace(checked, findings=_merge_findings(settled, (*unmodelled, *found)))
     settings = {step.argument: step.value for step in plan.steps}
     fixed, again = _propose(checked, version, settings)
     if fixed.diff and _is_worse(again, plan, gpu, version):
@@ -413,22 +414,16 @@ def _plan_command(
     return CommandReport(checked, fixed, plan, "")
 
 
-def _describe_capped_length(checked: CheckedCommand, plan: CommandPlan) -> Iterator[LintFinding]:
-    """Yield that requests as long as the context do not fit, where the server still starts."""
-    if plan.capped_length is None:
-        return
-    engine, argument = checked.command.engine, "max_model_len"
-    option = f"--{load_argument_names(engine).engine_names[argument].replace('_', '-')}"
-    tokens = f"{plan.capped_length:,} tokens"
-    if checked.argument_values.get(argument) in FITTED_LENGTHS:
-        why = f"it takes the length that fits: {tokens} at least"
-        yield LintFinding("flag", option, f"{option} auto", "ok", why)
-        return
-    why = f"the KV cache is certain to hold {tokens}: {engine} still starts, and refuses longer requests"
-    instead = f"{option} {plan.capped_length}"
-    given = [one for one in checked.as_meant.options if one.option and one.option.name == option]
-    written = checked.command.shown.show_option(given[-1]) if given else "(not given)"
-    yield LintFinding("flag", option, written, "risky", why, instead)
+def _find_plan_facts(checked: CheckedCommand, plan: CommandPlan) -> dict[str, Any]:
+    """Find what a plan says of the arguments: `catalogs/flags/plan.yaml` has the rules over it."""
+    argument = load_argument_names(checked.command.engine).engine_names["max_model_len"]
+    return {
+        "argument": argument, "option": f"--{argument.replace('_', '-')}",
+        "engine": checked.command.engine, "capped": plan.capped_length,
+        "is_fitted": checked.argument_values.get(argument) in FITTED_LENGTHS,
+        "share": plan.deployment.args.gpu_memory_utilization,
+        "safe_share": find_safe_memory_utilization(plan.deployment),
+    }  # fmt: skip
 
 
 def _propose(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jinja2
@@ -140,6 +140,21 @@ def _find_test(test: str) -> Callable[..., Any]:
     raise AssertionError(test)
 
 
+def describe_item(
+    command: ServerCommand, parsed: ParsedCommandLine, item: str
+) -> tuple[str, str, str]:
+    """Return kind, name and text of a variable, a setting or an argument of a command."""
+    if item.isupper():
+        shown = command.shown.show_variable(item, str(command.environment.get(item)))
+        return "environment", item, f"{item}={shown}"
+    if item in command.config:
+        return "setting", item, item  # whose value may hold anything
+    given = [one for one in parsed.options if one.option and one.option.argument == item]
+    name = f"--{item.replace('_', '-')}"
+    name = given[-1].option.name if given and given[-1].option else name
+    return "flag", name, command.shown.show_option(given[-1]) if given else "(not given)"
+
+
 def apply_option_rules(
     command: ServerCommand, parsed: ParsedCommandLine, version: Version
 ) -> Iterator[LintFinding]:
@@ -154,19 +169,5 @@ def apply_option_rules(
     name = str(next(models, next(iter(parsed.positional), "")))
     values["hub"] = None if command.planned_on else is_hub_name(name)  # a plan's file says it
 
-    def write(item: str) -> tuple[str, str, str]:
-        if item.isupper():
-            shown = command.shown.show_variable(item, str(values.get(item)))
-            return "environment", item, f"{item}={shown}"
-        given = (
-            one for one in reversed(parsed.options) if one.option and one.option.argument == item
-        )
-        if (option := next(given, None)) is None:
-            return "flag", f"--{item.replace('_', '-')}", "(not given)"
-        return (
-            "flag",
-            option.option.name if option.option else "",
-            command.shown.show_option(option),
-        )
-
+    write = partial(describe_item, command, parsed)
     yield from apply_rules(load_option_rules(command.engine), values, version, write)

@@ -14,8 +14,7 @@ from planner.core.readers import read_yaml
 from planner.core.versions import Version
 from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, is_unresolved
 from planner.engines.gpu_capabilities import VersionedEntry
-from planner.tools.lint.findings import LintFinding, OptionChange
-from planner.tools.lint.presence import judge_presence
+from planner.tools.lint.findings import LintFinding, OptionChange, judge_presence
 from planner.tools.lint.server_commands import ServerCommand
 
 
