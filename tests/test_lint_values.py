@@ -174,6 +174,9 @@ def test_the_connectors_of_a_kv_transfer_are_those_of_the_version(
 
     expected = [(verdict, verdict != "risky")] if verdict else []
     assert find(config) == expected
+    several = {"connectors": [{"kv_connector": "OffloadingConnector"}, config]}
+    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    assert find({**multi, "kv_connector_extra_config": several}) == expected
     if version == "0.33.0":  # a module of one's own has any name
         assert not find({**config, "kv_connector_module_path": "mine.connector"})
 

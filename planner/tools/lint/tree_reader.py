@@ -153,7 +153,7 @@ class TreeReader:
         used = (
             self._find_referenced(node, str(one.get("kind")))
             for one in self.objects if len(mappings) > 1
-            for node in _list_mappings(one)
+            for node in list_mappings(one)
         )  # fmt: skip
         self.used = [one for one in used if one is not None]
 
@@ -367,13 +367,13 @@ class TreeReader:
         return environment, tuple(findings)
 
 
-def _list_mappings(node: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def list_mappings(node: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Yield the mappings within a document."""
     if isinstance(node, Mapping):
         yield node
     inner = node.values() if isinstance(node, Mapping) else list_items(node)
     for value in inner if depth < MAX_DEPTH else ():
-        yield from _list_mappings(value, depth + 1)
+        yield from list_mappings(value, depth + 1)
 
 
 def _normalize(node: Any, variables: Variables | None, depth: int = 0) -> Any:

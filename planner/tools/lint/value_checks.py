@@ -1,7 +1,7 @@
 """Check values of a command against `catalogs/flags/values.yaml`: what no engine could start with."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -16,6 +16,7 @@ from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, is_unresol
 from planner.engines.gpu_capabilities import VersionedEntry
 from planner.tools.lint.findings import LintFinding, OptionChange, judge_presence
 from planner.tools.lint.server_commands import ServerCommand
+from planner.tools.lint.tree_reader import list_mappings
 
 
 class ValueBounds(VersionedEntry):
@@ -113,10 +114,10 @@ def _find_words(words: ValueWords, argument: str, value: object) -> Iterator[tup
             continue
         if not key and isinstance(value, str):
             yield value.lower(), ""
-        given = value if key and isinstance(value, Mapping) else {}
-        word = given.get(key)
-        if isinstance(word, str) and not is_unresolved(word) and not given.get(words.unless):
-            yield word, json.dumps({key: word})
+        for given in list_mappings(value) if key else ():
+            word = given.get(key)
+            if isinstance(word, str) and not is_unresolved(word) and not given.get(words.unless):
+                yield word, json.dumps({key: word})
 
 
 def _check_word(
