@@ -262,13 +262,6 @@ class Diagnosis:
         logged = (self.logged or {}).get("engine") or "vllm"
         return self.case.measured.engine if self.case else str(logged)
 
-    @property
-    def modes(self) -> dict[str, FailureMode]:
-        """All modes of the catalog, with this engine's names of metrics."""
-        engine = get_engine(self.engine_name)
-        names = self.case.measured.names if self.case else get_metric_names(engine)
-        return load_failure_modes(names.names, engine.name)
-
     def _select_sentences(self, table: str) -> Iterator[str]:
         """Yield the sentences of a table of `detectors.yaml` that hold."""
         facts = {
@@ -299,12 +292,14 @@ class Diagnosis:
         return 1 if self.findings or self.errors else 3 if self.not_judged else 0
 
     def __str__(self) -> str:
+        engine = get_engine(self.engine_name)
+        names = self.case.measured.names if self.case else get_metric_names(engine)
         return render_template(
             "tools/diagnostics",
             "diagnosis",
             diagnosis=self,
             facts=complete_facts(self.facts),
-            modes=self.modes,
+            modes=load_failure_modes(names.names, engine.name),
             translate=partial(translate_arguments, engine=self.engine_name),
             memory=self.planned and get_memory_plan(self.planned.deployment),
             shortage=find_memory_shortage(self.errors),

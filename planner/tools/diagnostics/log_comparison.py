@@ -28,10 +28,8 @@ from planner.tools.comparison import Column, ComparisonRow, format_table
 from planner.tools.diagnostics.startup_log import (
     COUNT_FIGURES,
     LOG_PHRASES,
-    MemoryShortage,
     StartupError,
     StartupLog,
-    find_logged_kv_bytes,
     find_memory_shortage,
     find_startup_errors,
     has_memory_error,
@@ -202,7 +200,7 @@ class LogExplanation:
     @property
     def suggestions(self) -> str:
         """Remedies of the errors, and what to ask next."""
-        return self._render("log_advice")
+        return self._render("log_advice", shortage=find_memory_shortage(self.errors))
 
     def __str__(self) -> str:
         table = format_table(self.lines, LOG_COLUMNS) if self.lines else []
@@ -212,18 +210,15 @@ class LogExplanation:
     def _render(self, template: str, **values: object) -> str:
         return render_template("tools/diagnostics", template, log=self, **values).strip("\n")
 
-    @cached_property
-    def shortage(self) -> MemoryShortage | None:
-        """By how much an allocation failed; None if that is not stated."""
-        return find_memory_shortage(self.errors)
-
     @property
     def remedies(self) -> MemoryRemedies | None:
         """What frees enough memory if that is what the start failed of; None if not, or unknown."""
         if not has_memory_error(self.errors) or not self.matches_deployment:
             return None
-        available = find_logged_kv_bytes(self.errors, self.log.figures.get("kv_available"))
-        if shortage := self.shortage:
+        stated = filter(None, (error.figures.get("available_gib") for error in self.errors))
+        logged = self.log.figures.get("kv_available")
+        available = next((float(gib) * GIB for gib in stated), logged)
+        if shortage := find_memory_shortage(self.errors):
             needed = self.plan.layout.max_blocks_per_request * self.plan.pool.bytes_per_block
             available = min(needed - shortage.missing, self.plan.kv_available.mid)
         remedies = find_memory_remedies(shift_kv_available(self.plan, available))
@@ -236,10 +231,11 @@ class LogExplanation:
 
         One that PyTorch held more than by default had a higher one.
         """
-        assert self.shortage is not None
-        total, share = self.shortage.total, self.plan.deployment.args.gpu_memory_utilization
-        held = 0.0 if self.states_utilization else round(self.shortage.allocated / total * 20) / 20
-        missing, share = self.shortage.missing / total, max(share, min(held, 0.95))
+        shortage = find_memory_shortage(self.errors)
+        assert shortage is not None
+        total, share = shortage.total, self.plan.deployment.args.gpu_memory_utilization
+        held = 0.0 if self.states_utilization else round(shortage.allocated / total * 20) / 20
+        missing, share = shortage.missing / total, max(share, min(held, 0.95))
         return math.floor(100 * (share - missing) - 1e-9) / 100
 
 

@@ -65,6 +65,9 @@ class MetricsPage:
         for labels, value in self.samples.get(f"{name}_bucket", ()):
             edge = float(labels.get("le", "nan"))
             counts[edge] = counts.get(edge, 0.0) + value
+        count = self.sum_series(f"{name}_count")
+        if counts and count is not None:  # a page that was cut, or an exporter that leaves it out
+            counts.setdefault(math.inf, max(count, *counts.values(), 0.0))
         return dict(sorted(counts.items())) if math.inf in counts else {}
 
 

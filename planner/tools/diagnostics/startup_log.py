@@ -197,14 +197,6 @@ def has_memory_error(errors: Iterable[StartupError]) -> bool:
     )
 
 
-def find_logged_kv_bytes(
-    errors: Iterable[StartupError], logged: float | None = None
-) -> float | None:
-    """Return the bytes available to the KV cache as the errors, or else a line, state them."""
-    stated = filter(None, (error.figures.get("available_gib") for error in errors))
-    return next((float(gib) * GIB for gib in stated), logged)
-
-
 def find_startup_errors(text: str) -> list[StartupError]:
     """Return an error of each kind, in the order of the log: the one that names the most figures.
 
