@@ -23,7 +23,6 @@ from ipywidgets.widgets.widget import _instances
 from shipped import sampled
 
 from planner.planning.scenario import SCENARIO_DIR
-from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
 from planner.ui.notebook_session import CURRENT_SCENARIO_FILE
 from planner.ui.notebook_widgets import InteractiveView
 from planner.ui.pdf_report import DISAGGREGATION_NOTEBOOK, NOTEBOOK_DIR, list_chapter_notebooks
@@ -80,25 +79,17 @@ def run(
 def test_walk(notebook, run, tmp_path):
     """As the cockpit leaves it behind: with a question of one's own."""
     shutil.copy(SCENARIO_DIR / "edge-8b-24gb.yaml", tmp_path / CURRENT_SCENARIO_FILE)
-    assert sum(len(shown.outputs) for _, shown in run(notebook, tmp_path)) > 3
+    assert sum(len(shown.outputs) for _, shown in run(notebook, tmp_path)) > 2
 
 
 def values(control: ipywidgets.Widget) -> list[Any]:
     """A few that a chapter's control can be moved to, and back."""
-    if isinstance(control, ipywidgets.Text):
-        return ["no-such.log", str(EXAMPLE_LOG), control.value]
     if hasattr(control, "_options_full"):
         return [
             *[value for _, value in control._options_full if value != control.value][:3],
             control.value,
         ]
     return [control.min, control.max, control.value]
-
-
-TOGETHER = {
-    "fixed_shapes", "rebuild_acceptable", "structured_or_agentic", "prefix_reuse",
-}  # fmt: skip
-"""Traits that decide beside others only."""
 
 
 @pytest.mark.parametrize("notebook", sampled(EXPLORED, EXPLORED[1:2]), ids=lambda path: path.stem)
@@ -134,7 +125,7 @@ def test_after_each_control_a_chapter_shows_a_fresh_computation(
                 )
                 screens.add(moved._screen.value)
             idle += [name] * (len(screens) == 1)
-    assert set(idle) <= TOGETHER  # each control changes something
+    assert not idle  # each control changes something
     fresh = opened()
     for place, at, screen in reversed(
         seen

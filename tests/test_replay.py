@@ -26,7 +26,6 @@ from planner.workload.request_generator import (
     build_segment_blocks,
     build_shared_prefix_blocks,
     sample_arrivals,
-    sample_ramp_arrivals,
 )
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"
@@ -370,10 +369,6 @@ def test_arrivals_are_those_of_vllm_bench(burstiness: float) -> None:
     assert not sample_arrivals(10, math.inf, 1.0, np.random.default_rng(0)).any()
 
 
-def test_ramp_doubles() -> None:
-    times = sample_ramp_arrivals([10, 20, 40], 100.0, np.random.default_rng(0))
-    assert (np.diff(times) >= 0).all()
-    assert np.histogram(times, 3, (0, 300))[0] == pytest.approx([1000, 2000, 4000], rel=0.1)
 
 
 def test_gauges_follow_the_load() -> None:

@@ -1,6 +1,7 @@
 """Analytical curves of the cockpit: latencies of a plan over the load, and costs of other loads."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -107,39 +108,27 @@ def sweep_cost_over_load(plan: Plan) -> tuple[str, list[tuple[float, float, str]
     That is the cheapest of the first `MAX_LAYOUTS_PRICED` layouts for the offered load, with any
     number of replicas.
     """
-    scenario = plan.scenario
-    _, offered = get_load(scenario.workload)
+    scenario, (_, offered) = plan.scenario, get_load(plan.scenario.workload)
     candidates = plan.without_disaggregation.candidates[:MAX_LAYOUTS_PRICED]
-    layouts = {
-        candidate.identity_key: candidate
-        for candidate in candidates
-        if candidate.prediction.can_start
-    }
-    priced = all(candidate.usd_per_hour is not None for candidate in layouts.values())
+    layouts = {each.identity_key: each for each in candidates if each.prediction.can_start}
+    priced = all(each.usd_per_hour is not None for each in layouts.values())
     max_gpus = {candidate_gpu.gpu: candidate_gpu.max_gpus for candidate_gpu in scenario.gpus}
-    options = []
-    for candidate in layouts.values():
-        replica = replace(candidate, deployment=candidate.deployment.with_replicas(1))
-        options.append((candidate, find_max_load(scenario, replica)))
-    rows = []
-    for load in np.geomspace(
-        offered / LOAD_SPAN_FACTOR, offered * LOAD_SPAN_FACTOR, 4 * CURVE_POINTS
-    ).tolist():
-        offers = []
-        for candidate, limit in options:
-            layout, gpu = candidate.deployment.layout, candidate.deployment.gpu
-            replicas = math.ceil(load / limit - 1e-9) if limit else math.inf
-            if replicas * layout.gpus_per_replica > max_gpus[gpu]:
+    limits = {
+        key: find_max_load(scenario, replace(each, deployment=each.deployment.with_replicas(1)))
+        for key, each in layouts.items()
+    }
+
+    def list_offers(load: float) -> Iterator[tuple[float, str]]:
+        for key, each in layouts.items():
+            if not limits[key]:
                 continue
-            deployment = candidate.deployment.with_replicas(int(replicas))
-            if deployment.num_gpus_billed <= max_gpus[gpu]:
+            deployment = each.deployment.with_replicas(math.ceil(load / limits[key] - 1e-9))
+            count, gpu = deployment.num_gpus_billed, deployment.gpu
+            if count <= max_gpus[gpu]:
                 usd = estimate_hourly_cost(deployment, scenario.prices) if priced else None
-                offers.append(
-                    (
-                        usd.mid if usd else deployment.num_gpus_billed,
-                        f"{deployment.num_gpus_billed} x {gpu.name}",
-                    )
-                )
-        if offers:
-            rows.append((load, *min(offers)))
+                yield usd.mid if usd else count, f"{count} x {gpu.name}"
+
+    loads = np.geomspace(offered / LOAD_SPAN_FACTOR, offered * LOAD_SPAN_FACTOR, 4 * CURVE_POINTS)
+    found = {load: list(list_offers(load)) for load in loads.tolist()}
+    rows = [(load, *min(offers)) for load, offers in found.items() if offers]
     return "USD per hour" if priced else "GPUs", rows

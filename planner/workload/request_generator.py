@@ -35,16 +35,6 @@ def sample_arrivals(n: int, rate: float, burstiness: float, rng: np.random.Gener
     return times * (n / rate / times[-1])
 
 
-def sample_ramp_arrivals(
-    rates: Sequence[float], seconds: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Draw Poisson arrivals in s, for `seconds` at each of `rates` (requests/s) in turn."""
-    counts = [rng.poisson(rate * seconds) for rate in rates]
-    return np.concatenate(
-        [(k + np.sort(rng.random(count))) * seconds for k, count in enumerate(counts)]
-    )
-
-
 def _number_blocks(
     prompt: np.ndarray, output: np.ndarray, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
