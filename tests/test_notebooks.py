@@ -148,7 +148,7 @@ def test_the_chapter_on_pools(run, tmp_path):
         for _, one in run(DISAGGREGATION_NOTEBOOK, tmp_path)
         for output in one.outputs
     ]
-    assert len(shown) == 9 and "does not allow pools" in shown[0] and "vllm-router" in shown[-2]
+    assert len(shown) == 7 and "does not allow pools" in shown[0] and "vllm-router" in shown[-2]
 
 
 def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
