@@ -256,7 +256,7 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
         return []
     told = stated(plan.chosen)
     assert plan.chosen.prediction.performance
-    table = build_latency_table(plan.chosen.prediction.performance).set_index("Latency")
+    table = build_latency_table(plan.chosen.prediction.performance).set_index("latency")
     cells = {
         f"{m}_ms_{at}": table.loc[m.upper(), f"{at} (ms)"] for m, at in product(METRICS, POINTS)
     }
