@@ -314,9 +314,6 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
     if isfile(folder / entry.model) or isfile(folder / entry.model / "config.json"):
         entry = entry.model_copy(update={"model": str(folder / entry.model)})
     with add_error_context(name):
-        traits = WorkloadTraits.__dataclass_fields__
-        if unknown := next((each for each in entry.traits if each not in traits), None):
-            raise make_unknown_name_error(unknown, traits, "trait")
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
         engines = _parse_engines(entry, folder)
         engine_args = coerce_engine_args(given, engines[0])

@@ -6,7 +6,7 @@ What a view draws is computed by the tables of `analysis`.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 from planner.analysis.layout_tables import Study, build_slo_table, list_shapes
 from planner.analysis.memory_sweeps import build_budget_table, describe_memory_status
@@ -27,7 +27,7 @@ from planner.planning.framework_choice import (
     FrameworkQuestion,
     load_framework_questions,
 )
-from planner.planning.scenario_schema import LayoutEntry
+from planner.planning.scenario_schema import LayoutSize
 from planner.planning.simulation_runs import run_short_simulation
 from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, plot_bars, plot_memory_budget
 from planner.ui.notebook_widgets import (
@@ -152,7 +152,7 @@ def try_layouts(study: Study) -> InteractiveView:
 def _get_shape(candidate: Candidate) -> dict[str, int]:
     """Return the layout of a replica as fields of a scenario."""
     layout = candidate.deployment.layout
-    return {name: getattr(layout, name) for name in LayoutEntry.model_fields}
+    return {name: getattr(layout, name) for name in get_args(LayoutSize)}
 
 
 def try_load(study: Study) -> InteractiveView:

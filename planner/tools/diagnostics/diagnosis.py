@@ -22,7 +22,7 @@ from planner.core.text import format_count
 from planner.core.units import MIB
 from planner.engines.argument_names import translate_arguments
 from planner.engines.engine import get_engine
-from planner.engines.metric_names import FailureMode, get_metric_names, load_failure_modes
+from planner.engines.metric_names import get_metric_names, load_failure_modes
 from planner.latency.performance import Performance
 from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.latency.step_model import build_step_model

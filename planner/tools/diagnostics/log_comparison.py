@@ -370,8 +370,7 @@ def explain_log_file(
     if not (gpu or planned or _find_logged_gpu(log.arguments.get("gpu"))):
         shortage = find_memory_shortage(errors)
         total = log.arguments.get("gpu_total", shortage.total if shortage else 0)
-        whole = (known for known in list_gpus() if not known.slice_of)
-        near = [known for known in whole if abs(known.memory_bytes - total) < 0.02 * total]
+        near = [known for known in list_gpus() if abs(known.memory_bytes - total) < 0.02 * total]
         if near:
             gpu = min(near, key=lambda known: abs(known.memory_bytes - total)).name
             size = f"{total / GIB:.2f} GiB"
