@@ -249,10 +249,6 @@ def test_commands_run_without_extras(base: Path, tmp_path: Path) -> None:
         assert "Error" not in err
         for option in {"--out", "--requests"} & {*words}:
             assert (folder / words[words.index(option) + 1]).exists()
-        if "sweep.yaml" in words:
-            assert err.splitlines()[-1] == (
-                "headroom: the chart needs the extra \"report\": pip install 'headroom-planner[report]'"
-            )
 
 
 def test_what_needs_an_extra_names_it_in_one_line(base: Path, tmp_path: Path) -> None:

@@ -474,6 +474,7 @@ _FIELDS: dict[str, Any] = {
         None,
     )
     for name, kind in get_type_hints(EngineArgs).items()
+    if name != "options"  # the engine's own, checked by its parser
 }
 _EngineArgs = create_model("_EngineArgs", __base__=StrictEntry, **_FIELDS)
 
