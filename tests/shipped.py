@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,12 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from altair import TopLevelMixin
 
-from planner.answers import FILE_PARTS, MEMO_PARTS, Answer, build_answer
+from planner.answers import Answer, build_answer
 from planner.core.units import GIB
 from planner.latency.performance import Performance
 from planner.planning.scenario import Scenario, apply_overrides, load_scenario, parse_scenario
 from planner.planning.search import Plan
 from planner.planning.table_rows import ENGINE_ARG_COLUMNS
-from planner.planning.what_if import WhatIf
 from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
 from planner.tools import answer_store
 from planner.ui.notebook_session import _compute_plan_key, search_cached
@@ -155,10 +154,8 @@ def open_loop(*case: Any) -> Performance:
 _ANSWERS: dict[int, tuple[Plan, Answer]] = {}
 
 
-def answer_of(plan: Plan, changes: Sequence[WhatIf] | None = None) -> Answer:
+def answer_of(plan: Plan) -> Answer:
     """Everything that is told of `plan`, worked out once."""
-    if changes is not None:
-        return build_answer(plan, (*FILE_PARTS, *MEMO_PARTS), changes=changes)
     if id(plan) not in _ANSWERS:
-        _ANSWERS[id(plan)] = plan, build_answer(plan, (*FILE_PARTS, *MEMO_PARTS))
+        _ANSWERS[id(plan)] = plan, build_answer(plan)
     return _ANSWERS[id(plan)][1]

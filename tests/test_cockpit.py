@@ -14,8 +14,7 @@ from shipped import answer_of
 
 from planner.analysis.load_curves import sweep_cost_over_load
 from planner.answers import build_answer, serialize_answer
-from planner.answers.build import sweep_costs, sweep_latency
-from planner.answers.words import PHRASES
+from planner.answers.answer import PHRASES, sweep_costs, sweep_latency
 from planner.core.errors import PlannerError
 from planner.core.number_format import format_number, format_seconds, format_share, format_usd
 from planner.planning.evaluation import evaluate_candidate
@@ -106,7 +105,7 @@ def test_after_each_control_every_figure_is_a_fresh_computation(cockpit, folder)
         assert repr(fresh) == repr(cockpit.scenario)  # a trace is an array
         plan, every = search_analytically(fresh), cockpit.controls["every"]
         assert cockpit.answer == build_page(
-            build_answer(plan, ["growth"]), every if cockpit.by_users else None
+            build_answer(plan), every if cockpit.by_users else None
         ), name
         assert cockpit.answer["state"] == "estimate" and not cockpit.answer["figures"]["verdict"]
         seen.append(cockpit.answer)
@@ -130,13 +129,13 @@ def test_the_simulation_replaces_the_estimate_by_the_plan_of_plan_json(quick_sim
     assert figures["verdict"] == told["verdict"]
     assert figures["probability"] == pytest.approx(told["probability"], abs=1e-4)
     assert figures["usd_per_hour"] == told["usd_per_hour"][0]
-    assert figures["usd_per_month"] == told["usd_per_month"][0]
+    assert figures["usd_per_month"] == told["cost"]["usd_per_month"][0]
     assert figures["usd_per_mtok_output"] == told["usd_per_mtok_output"][0]
     assert figures["capacity_rps"] == told["capacity_rps"][0]
     assert {name: option[1] for name, option in figures["options"].items()} == {
-        name: option["usd_per_hour"] for name, option in told["options"].items()
+        option["name"]: option["usd_per_hour"][0] for option in told["options"]
     }
-    targets = [t["ms"] for t in cockpit.answer["targets"] if "ms" in t]
+    targets = [t["ms"] for t in cockpit.answer["targets"] if t["ms"]]
     assert targets == [slo["predicted_ms"] for slo in told["service_level"]]
     assert cockpit.answer["commands"][0]["text"].startswith("vllm serve")
     shown, wanted = (
@@ -145,7 +144,7 @@ def test_the_simulation_replaces_the_estimate_by_the_plan_of_plan_json(quick_sim
             cockpit.charts,
             draw_charts(
                 cockpit._told,
-                sweep_latency(plan, cockpit._told.best.tightest),
+                sweep_latency(plan, cockpit._told.best.tightest.target),
                 sweep_costs(plan),
                 480,
             ),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from shipped import plan_of, small_plan
 
-from planner.answers.build import build_answer
+from planner.answers import build_answer
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import deploy_on

@@ -37,13 +37,13 @@ def test_its_odds_are_what_plan_says_when_it_is_pinned() -> None:
     """The pinned scenario is written by hand: so many GPUs, nothing else."""
     plan, first = find_plan_worth_measuring(), measured().measure_first
     assert first and plan.chosen
-    count = first.offer.num_gpus
+    count = first.num_gpus
     assert count < plan.chosen.deployment.num_gpus
     pinned = small_plan(
         {**FIELDS, "workload.rate": plan.scenario.workload.rate, "gpus.0.at_most": count}
     )
     assert pinned.best and pinned.best.deployment.num_gpus == count
-    assert first.offer.probability == pytest.approx(pinned.probability, abs=1e-9)
+    assert first.probability == pytest.approx(pinned.probability, abs=1e-9)
     alone = pin_candidate(plan.scenario, pinned.best)
     assert [each.max_gpus for each in alone.gpus] == [count]
 
@@ -58,7 +58,7 @@ def test_no_cheaper_plan_with_a_fair_chance_is_worth_more() -> None:
         alone = small_plan(fields).best
         if alone and alone.probability >= 0.25 and (alone.usd_per_hour or 0) <= 0.95 * own:
             worth.append(alone.probability * (own - (alone.usd_per_hour or 0)))
-    chance = first.offer.probability * (own - (first.offer.median_usd_per_hour or 0))
+    chance = first.probability * (own - (first.usd_per_hour or 0))
     assert chance == pytest.approx(max(worth), rel=0.02)
 
 
@@ -66,18 +66,19 @@ def test_what_it_saves_and_costs_follows_from_the_price_of_a_gpu_hour(tmp_path) 
     plan, answer = find_plan_worth_measuring(), measured()
     first = answer.measure_first
     assert first and plan.chosen
-    price = look_up_gpu_price(first.offer.deployment.gpu, plan.scenario.prices)
+    price = look_up_gpu_price(first.deployment.gpu, plan.scenario.prices)
     assert price
-    fewer = plan.chosen.deployment.num_gpus - first.offer.num_gpus
-    assert first.saved_usd == pytest.approx(fewer * price.median_usd * HOURS_PER_MONTH)
+    fewer = plan.chosen.deployment.num_gpus - first.num_gpus
+    assert answer.saved_usd == pytest.approx(fewer * price.median_usd * HOURS_PER_MONTH)
     said = serialize_answer(answer)["measure_first"]
     assert said["benchmark_usd"] == pytest.approx(24 * price.median_usd)  # TP1: one GPU for a day
-    assert said["saves_usd_per_month"] == first.saved_usd
-    assert said["probability"] == round(first.offer.probability, 4)
+    assert said["saves_usd_per_month"] == answer.saved_usd
+    assert said["probability"] == round(first.probability, 4)
     write_plan_files(answer, tmp_path)
-    assert first.files and all((tmp_path / name).exists() for name in first.files)
+    files = answer.measure_files
+    assert files and all((tmp_path / name).exists() for name in files)
     script = (tmp_path / "measure/bench.sh").read_text()
-    assert first.offer.deployment.gpu.name in script
+    assert first.deployment.gpu.name in script
 
 
 def test_nothing_is_named_where_all_that_is_cheaper_is_hopeless() -> None:

@@ -31,7 +31,7 @@ PREDICTED = {
 }
 CANDIDATE = {
     "model", "quantization", "kv_cache_dtype", "engine", "engine_version", "gpu", "gpus",
-    "gpus_rented", "layout", "pools", "engine_args", "speculation", "usd_per_hour", "price_tier",
+    "gpus_rented", "layout", "pools", "engine_args", "speculation", "usd_per_hour", 
     "price_source", "usd_per_mtok_output", "power_w", "predicted", "service_level", "capacity_rps",
 }  # fmt: skip
 ANSWER = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from shipped import sampled
 
-from planner.answers.build import build_answer, build_offer
+from planner.answers.answer import build_answer, build_offer
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.step_model import build_step_model
@@ -219,7 +219,7 @@ def test_a_plan_is_at_most_as_probable_as_the_weakest_of_its_limits() -> None:
         statuses = {limit.status for limit in candidate.limits}
         assert candidate.at_risk or "at risk" not in statuses
         assert "missed" not in statuses
-        rows = build_offer(plan.scenario, candidate).limits
+        rows = build_offer(plan.scenario, candidate).limit_rows
         assert {row.status for row in rows} == statuses
         assert all((row.use.hi > 1) == (row.status != "met") for row in rows)
 
@@ -241,7 +241,7 @@ def test_an_unlisted_format_is_cheaper_and_judged_as_when_it_is_allowed() -> Non
     assert again.probability == candidate.probability
     best = search_deployments(allowed).chosen
     assert best and best.usd_per_hour and best.usd_per_hour <= candidate.usd_per_hour
-    named, *_ = build_answer(plan, ("unlisted",)).unlisted or ()
+    named, *_ = build_answer(plan).unlisted
     assert named.offer.probability == candidate.probability and "arXiv" in named.source
     assert (all_formats := allow_formats(plan.scenario))
     assert find_unlisted_format(replace(plan, scenario=all_formats)) is None

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from shipped import answer_of, plan_of
 
-from planner.answers import build, build_answer, serialize_answer
+from planner.answers import answer as told
+from planner.answers import build_answer, serialize_answer
 from planner.core.progress import (
     UNWATCHED,
     Step,
@@ -191,10 +192,10 @@ def test_an_interrupted_what_if_leaves_those_before_it_and_the_memo_says_so() ->
     assert [each.change for each in changes] == [first] and len(others) > 1
     left_out = f"interrupted; not tried: what-ifs ({', '.join(others)})"
     assert watch.describe_left_out() == left_out
-    memo = build_memo(build_answer(plan, changes=changes, left_out=left_out))
-    assert [row[0] for row in memo.changes] == [first[0].upper() + first[1:]]
-    assert dict(memo.basis)["Left out"] == f"I{left_out[1:]}."
-    assert "Left out" not in dict(build_memo(build_answer(plan, changes=changes)).basis)
+    answer = build_answer(plan)
+    memo = build_memo(answer.with_changes(changes, [left_out])).fields
+    assert dict(memo["basis"])["Left out"] == f"I{left_out[1:]}."
+    assert "Left out" not in dict(build_memo(answer.with_changes(changes, [])).fields["basis"])
 
 
 def test_a_search_without_time_has_an_answer_that_names_what_was_left_out() -> None:
@@ -205,10 +206,10 @@ def test_a_search_without_time_has_an_answer_that_names_what_was_left_out() -> N
     assert plan.chosen.probability >= 0.5
     (said,) = plan.left_out
     assert said.startswith("stopped after 0.5 s with ") and " of " in said and "H100-SXM" in said
-    assert said in serialize_answer(answer_of(plan))["notes"]
+    assert said in serialize_answer(answer_of(plan))["basis"]["notes"]
     assert "Left out  stopped after 0.5 s with" in format_answer(answer_of(plan))
     assert "Left out" not in format_answer(answer_of(whole))
-    assert dict(build_memo(answer_of(plan)).basis)["Left out"] == f"S{said[1:]}."
+    assert dict(build_memo(answer_of(plan)).fields["basis"])["Left out"] == f"S{said[1:]}."
 
 
 def test_a_load_that_was_not_searched_to_its_end_is_said() -> None:
@@ -240,14 +241,14 @@ def test_a_what_if_that_was_cut_short_is_none() -> None:
 def test_other_gpus_without_time_say_so() -> None:
     plan = plan_of("chat-70b")
     with watch_late() as watch:
-        assert build_answer(plan, ("unlisted",)).unlisted == ()
+        assert build_answer(plan).unlisted == ()
     assert watch.left_out["options outside the scenario"] == ["formats", "GPUs"]
 
 
 @pytest.mark.parametrize(
     ("module", "name", "step"),
     [
-        (build, "find_unlisted_gpu", "options outside the scenario (GPUs)"),
+        (told, "find_unlisted_gpu", "options outside the scenario (GPUs)"),
     ],
 )
 def test_ctrl_c_after_the_search_leaves_the_answer(

@@ -21,7 +21,7 @@ from lab_answers import check_start, serving
 from metrics_pages import Server
 from shipped import answer_of, plan_of, plan_once, sampled
 
-from planner.answers import SUMMARY_PARTS, build_answer, serialize_answer
+from planner.answers import build_answer, serialize_answer
 from planner.engines.deployment import deploy_on
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search_analytically, search_deployments
@@ -236,7 +236,7 @@ def test_the_first_page_is_short_and_its_commands_come_in_order() -> None:
 def test_the_answer_on_the_first_page_is_the_plans_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")  # on which no price is old
     (shown,) = re.findall(r"```text\n(.*?)\n```", README, re.DOTALL)
-    answer = build_answer(plan_of("chat-70b"), SUMMARY_PARTS)
+    answer = build_answer(plan_of("chat-70b"))
     told = format_summary(answer, TerminalStyle(), command="headroom plan chat-70b")
     assert shown == told
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shipped import answer_of, plan_once, small_fields
 
 from planner.answers import serialize_answer
-from planner.answers.words import describe_api
+from planner.answers.words import describe_api, explain_outside
 from planner.core.errors import PlannerError
 from planner.engines.deployment import choose_machines, deploy_on
 from planner.hardware.gpus import get_gpu
@@ -149,7 +149,8 @@ def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
     assert "+ 1 spare" in str(spared.chosen)
     told = serialize_answer(answer_of(spared))
     assert (
-        told["gpus"] == told["layout"]["replicas"] + 1 <= told["gpus_rented"] and told["machines"]
+        told["gpus"] == told["layout"]["replicas"] + 1 <= told["gpus_rented"]
+        and told["cost"]["machines"]
     )
     assert (
         told["power_w"][0]
@@ -218,7 +219,9 @@ def test_the_api_and_the_gpus_cost_the_same_where_it_turns() -> None:
         found = plan.api_comparison
         assert found.api_usd == pytest.approx(rate * 730.5 * 3600 * 0.0009)
         assert found.own_usd == pytest.approx(plan.chosen.usd_per_hour * 730.5)
-        assert serialize_answer(answer_of(plan))["api"]["cheaper"] == found.is_api_cheaper
+        assert (
+            serialize_answer(answer_of(plan))["instead"]["api"]["cheaper"] == found.is_api_cheaper
+        )
         return found
 
     turn = compare(0.2).break_even_rps
@@ -242,7 +245,12 @@ def test_an_option_that_turns_the_verdict_on_the_api_is_named() -> None:
     answer = answer_of(plan)
     offer = answer.cheaper_than_api
     assert plan.api_comparison and plan.api_comparison.is_about_equal
-    assert offer and offer.outside == "gpu" and offer.bill and offer.bill < 0.95 * 11_000
+    assert (
+        offer
+        and explain_outside(plan.scenario, offer) == "not on your list"
+        and offer.bill
+        and offer.bill < 0.95 * 11_000
+    )
     assert f"{offer.placement} (not listed) costs less than the API" in describe_api(answer)
 
 

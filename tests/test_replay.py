@@ -369,8 +369,6 @@ def test_arrivals_are_those_of_vllm_bench(burstiness: float) -> None:
     assert not sample_arrivals(10, math.inf, 1.0, np.random.default_rng(0)).any()
 
 
-
-
 def test_gauges_follow_the_load() -> None:
     traffic = RequestBatch(np.array([0, 0, 0, 9.0]), np.full(4, 64), np.full(4, 100))
     result = simulate_requests(rules(max_num_seqs=2), LINEAR, traffic, gauge_s=0.05)

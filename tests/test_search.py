@@ -338,7 +338,7 @@ def test_what_cannot_meet_anything_is_said_after_a_few_simulated_steps() -> None
         "service_level": {"ttft": {"p95": 5}},
     }  # fmt: skip
     plan = search_deployments(parse_scenario(asked, "hopeless"))
-    answer = build_answer(plan, ("ways_out",))
+    answer = build_answer(plan)
     assert plan.verdict == "nothing_meets" and answer.ways_out and answer.ways_out.change is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from shipped import answer_of, plan_of, plan_once, sampled, small_plan
 
-from planner.answers.answer import Limit
+from planner.answers.limits import Limit
 from planner.answers.words import explain_limit
 from planner.core.intervals import Interval
 from planner.core.number_format import (
@@ -98,7 +98,7 @@ def test_the_answer_fits_the_terminal(name: str, width: int) -> None:
     assert not re.search(r"\bnan\b|\binf\b|None|-\d{3,}%|e\+\d", "\n".join(lines))
     rows = [line for line in lines if line.count("|") >= 2]
     assert len(rows) + 1 >= len(
-        [row for row in answer_of(plan).best.limits if row.use.mid < math.inf]
+        [row for row in answer_of(plan).best.limit_rows if row.use.mid < math.inf]
     )
 
 
@@ -114,7 +114,7 @@ def test_an_overloaded_plan_says_so_and_draws_no_wait() -> None:
 def test_the_status_of_each_target_agrees_with_the_verdict() -> None:
     for name in list_scenarios():
         plan = plan_of(name)
-        statuses = {row.status for row in answer_of(plan).best.limits}
+        statuses = {row.status for row in answer_of(plan).best.limit_rows}
         assert statuses == {"met"} if plan.verdict == "holds" else "at risk" in statuses
 
 
@@ -142,7 +142,9 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
     coloured = format_answer(answer_of(plan), replace(PLAIN, has_colour=True))
     assert ANSI.sub("", coloured) == format_answer(answer_of(plan))
     painted = [line for line in coloured.splitlines() if ANSI.search(line)]
-    assert len(painted) == 1 + len(answer_of(plan).best.limits), "the verdict and the status words"
+    assert len(painted) == 1 + len(answer_of(plan).best.limit_rows), (
+        "the verdict and the status words"
+    )
 
 
 def test_a_plan_at_risk_names_what_may_be_missed() -> None:
@@ -162,7 +164,7 @@ def test_a_load_that_is_less_than_any_is_told_in_words() -> None:
         "service_level": {"tpot": {"p95": 44}},
     }  # fmt: skip
     answer = answer_of(plan_once(load_scenario("chat-70b", asked)))
-    assert answer.verdict == "at_risk" and answer.chosen and not answer.chosen.usd_per_mtok
+    assert answer.verdict == "at_risk" and answer.chosen and not answer.chosen.token_price
     text = " ".join(format_answer(answer, detailed=True).split())
     assert "AT RISK even with one request at a time" in text and "0.001" not in text
     assert re.search(r"Risk p95 TPOT may reach \d+ ms, limit 44", text)

@@ -1,159 +1,94 @@
 """What everybody is told of a plan: terminal, plan.json, cockpit, memo and chapters show it.
 
-`answer.build` fills it from a plan. It holds numbers, names and reasons; words are the business of
-`wording` and of whoever shows it. Parts that take longer are None until they are asked for, and
-who shows an answer leaves them out then.
+An `Answer` is a plan whose candidates are offers. It holds numbers, names and reasons, each worked out
+when it is first asked for; words are the business of `words` and of the templates.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal, overload
 
+from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
+from planner.answers.limits import Limit, list_limits
+from planner.answers.ways_out import WaysOut, find_ways_out
+from planner.core.catalog import load_catalog
 from planner.core.intervals import Interval
-from planner.deploy import LaunchSpec, build_launches
-from planner.engines.deployment import Deployment
-from planner.hardware.prices import GpuPrice
-from planner.latency.performance import Performance
-from planner.latency.startup_time import StartupTime
-from planner.memory.memory_plan import MemoryPlan, ModelMemory
-from planner.planning.autoscaling import AutoscalingPlan
-from planner.planning.billing import (
-    EQUAL_COST_SHARE,
-    ApiComparison,
-    BillingComparison,
-    TokenSide,
+from planner.core.progress import try_each
+from planner.core.readers import read_yaml
+from planner.deploy import LaunchSpec, build_launches, list_artifact_files, predict_benchmark_ramp
+from planner.deploy.artifacts import list_benchmark_files
+from planner.engines.deployment import choose_machines
+from planner.hardware.prices import HOURS_PER_MONTH, GpuPrice, look_up_gpu_price
+from planner.latency.lora_adapters import (
+    compute_adapter_costs,
+    estimate_cold_adapter_s,
+    limit_sequences_by_adapters,
 )
-from planner.planning.candidate import SAME_PRICE_SHARE, has_inner_stages
-from planner.planning.growth import GrowthLimit, Surge
-from planner.planning.prediction import Prediction
+from planner.latency.measured_residuals import describe_run, find_nearest_run
+from planner.latency.performance import Performance
+from planner.latency.startup_time import StartupTime, estimate_startup
+from planner.latency.step_model import locate_operating_point
+from planner.models.quantization import WeightFormatEntry, load_weight_formats
+from planner.planning.autoscaling import find_cheaper_always_on
+from planner.planning.billing import (
+    BILLING_AUTOSCALED,
+    BILLING_FIXED,
+    EQUAL_COST_SHARE,
+    TokenSide,
+    price_tokens,
+)
+from planner.planning.candidate import SAME_PRICE_SHARE, Candidate, describe_formats
+from planner.planning.disaggregated import estimate_kv_transfer
+from planner.planning.evaluation import (
+    compute_free_capacity,
+    compute_offered_rps,
+    estimate_energy,
+    estimate_run_hours,
+    get_capacity_rps,
+)
+from planner.planning.growth import GrowthLimit, Surge, find_growth_limit, judge_surge
+from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
+from planner.planning.prediction import evaluate_batch
 from planner.planning.scenario import Scenario
-from planner.planning.search_space import RejectedOption
+from planner.planning.search import Plan
 from planner.planning.slo import LimitStatus, SloTarget
+from planner.planning.what_if import (
+    WhatIf,
+    find_measure_first,
+    find_unlisted_format,
+    find_unlisted_gpu,
+)
 
-Part = Literal[
-    "surge",
-    "unlisted",
-    "growth",
-    "measure_first",
-    "ways_out",
-    "curve",
-    "cost_curve",
-    "replica_loss",
-    "ramp",
-]
-"""A part of an answer that takes longer than the rest."""
-SUMMARY_PARTS: tuple[Part, ...] = ("surge", "unlisted", "measure_first", "ways_out")
-"""What the first lines say."""
-MEMO_PARTS: tuple[Part, ...] = ("curve", "ramp", "replica_loss")
-"""What a report says beside."""
-FILE_PARTS: tuple[Part, ...] = (*SUMMARY_PARTS, "growth")
-"""What plan.json and the details say."""
-Outside = Literal["", "gpu", "count"]
-Verdict = Literal["holds", "at_risk", "nothing_meets"]
-Basis = Literal["always on", "for the job", "scaled by the hour", "stopped without traffic"]
-"""What a bill counts: every hour of a month, the hours of a job, or the replicas by hour."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """One limit of the scenario, and what a deployment takes of it."""
-
-    kind: Literal["latency", "load", "job", "users", "rejected"]
-    name: str  # "p95 TTFT", "load"
-    unit: str  # "s", "requests/s", "h", "requests", "W", or "" for a share
-    value: float  # expected
-    limit: float
-    pessimistic: float  # at the asked probability: the value, or of a load what may be used then
-    use: Interval  # the expected share, up to that at the asked probability, and as far below
-    pessimistic_use: float
-    status: LimitStatus
-    target: SloTarget | None = None
-    load: Interval | None = None  # share of the usable capacity, with its 80% interval
-
-    @property
-    def is_load(self) -> bool:
-        """Whether it is that of requests/s, or of the hours of a job."""
-        return self.kind in ("load", "job")
+Fields = dict[str, Any]
+"""Figures by name, as templates and plan.json show them."""
+PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
+"""Words for verdicts, metrics, formats, risks and what step costs rest on."""
+MIN_CURVE_POINTS, MAX_RISKS, NUM_DRAFT_LOADS = 4, 3, 20
+MAX_STEP_COST_WEIGHT = 2.9
+"""A miss at the expected speed, which weighs 3, comes before any doubt about step costs."""
 
 
 @dataclass(frozen=True)
 class Bill:
     """What a deployment costs on one basis: USD of a month, or of a job."""
 
-    basis: Basis
+    basis: Literal["always on", "for the job", "scaled by the hour", "stopped without traffic"]
     usd: float
     usd_per_mtok: float | None = None  # of the tokens that are priced
 
 
-@dataclass(frozen=True)
-class AdapterSlots:
-    """The slots that a GPU has for LoRA adapters, and what an adapter without one waits for."""
+@dataclass(frozen=True, eq=False)
+class Offer(Candidate):
+    """A candidate under the traffic of its scenario: what it costs and does, and how surely."""
 
-    count: int  # max_loras
-    bytes_each: float  # on the fullest GPU
-    load_s: float  # from host memory into a slot
-    cold_s: float  # from a file into a slot
-    sequences: int  # requests that fill the slots, on average
-
-
-@dataclass(frozen=True)
-class NearestRun:
-    """A measured run: what it was, its TPOT, and what it shares with a deployment."""
-
-    text: str
-    tpot_s: float | None
-    has_same_model: bool
-    has_same_gpu: bool
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A deployment under the scenario's traffic: what it is, costs and does, and how surely."""
-
-    description: str  # "4 x H100-SXM, TP2 x 2 replicas, fp8"
-    placement: str  # "4 x H100-SXM, TP2 x 2 replicas"
-    prediction: Prediction
-    num_gpus: int
-    num_replicas: int  # with spares, of all pools
-    machine_sizes: tuple[int, ...]  # GPUs of each machine that is rented
-    outside: Outside  # what of it the scenario does not allow
-    is_owned: bool
-    probability: float  # that it starts and meets every target
-    confidence: float  # the probability that is asked for
-    p_memory: float
-    meets: bool  # every target at the expected speed
-    is_simulated: bool
-    limits: tuple[Limit, ...]
-    bills: tuple[Bill, ...]  # the first is the headline; empty where no price is known
-    price_key: tuple[bool, float]  # USD per hour, or GPUs where no price is known
-    rank: tuple[object, ...]  # sorts from best to worst
-    billed_fraction: float
-    replica_share: float  # of its price, for which one replica is rented
-    price: GpuPrice | None
-    usd_per_mtok: Interval | None
-    priced_side: TokenSide | None
-    run_hours: Interval | None  # of a job
-    capacity_rps: Interval | None
-    offered_rps: float  # what is admitted, or comes from a closed loop
-    free_capacity: float | None  # negative when overloaded
-    energy: tuple[tuple[str, Interval], ...]  # unit and value
-    startup: StartupTime | None
-    kv_transfer: tuple[float, float] | None  # bytes/s of a link, and seconds for a mean prompt
-    cache_hit_fraction: float
-    nearest_run: NearestRun | None  # that the step costs lean on most
-    utilization_reason: str  # for a gpu_memory_utilization that is not the engine's default
-
-    @property
-    def deployment(self) -> Deployment:
-        """What runs; of pools the decode workers."""
-        return self.prediction.deployment
-
-    @property
-    def pools(self) -> tuple[Deployment, ...]:
-        """What runs: prefill and decode workers, where they are apart."""
-        return self.prediction.pools
+    scenario: Scenario = field(kw_only=True, repr=False)
+    usd_per_day: tuple[float | None, ...] = ()  # scaled by the hour, and stopped without traffic
 
     @property
     def performance(self) -> Performance | None:
@@ -161,84 +96,89 @@ class Offer:
         return self.prediction.performance
 
     @property
-    def memory(self) -> MemoryPlan:
-        """What a GPU holds."""
-        return self.prediction.memory
+    def gpu(self) -> str:
+        """The name of its GPUs."""
+        return self.deployment.gpu.name
 
     @property
-    def basis(self) -> str:
-        """What its step costs rest on, a key of `basis` in phrases.yaml; of one that cannot start "prior"."""
-        run, basis = self.nearest_run, self.performance.basis if self.performance else "prior"
-        if run and basis == "measured" and run.has_same_model and run.has_same_gpu:
-            return "measured-model"
-        return (
-            "mixed-transfer"
-            if run and basis == "model-transfer" and not run.has_same_gpu
-            else basis
-        )
+    def placement(self) -> str:
+        """GPUs and layout: "4 x H100-SXM, TP2 x 2 replicas"."""
+        return self.description.removesuffix(f", {describe_formats(self.deployment)}")
+
+    @property
+    def num_gpus(self) -> int:
+        """The GPUs that something runs on, those of spare replicas included."""
+        return sum(pool.num_gpus for pool in self.prediction.pools)
 
     @property
     def num_gpus_billed(self) -> int:
         """The GPUs that are paid for, idle ones of whole machines included."""
         return self.prediction.num_gpus_billed
 
-    @cached_property
-    def launches(self) -> tuple[LaunchSpec, ...]:
-        """The commands that start it; most offers are never asked for theirs."""
-        return build_launches(self.prediction) if self.performance else ()
+    @property
+    def num_replicas(self) -> int:
+        """The replicas of all pools, with spares."""
+        return sum(pool.num_replicas for pool in self.prediction.pools)
 
     @property
-    def usd_per_hour(self) -> Interval | None:
-        """Its price by provider; None where none is known."""
+    def machine_sizes(self) -> list[int]:
+        """The GPUs of each machine that is rented."""
+        return [
+            size
+            for pool in self.prediction.pools
+            for size in pool.machines
+            or choose_machines(
+                pool.num_replicas, pool.layout.gpus_per_replica, (pool.gpus_per_node,)
+            )
+        ]
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether a replica takes more than one machine."""
+        pools = self.prediction.pools
+        return any(pool.layout.gpus_per_replica > pool.gpus_per_node for pool in pools)
+
+    @property
+    def price(self) -> GpuPrice | None:
+        """The price of its GPUs; None where none is known."""
+        return look_up_gpu_price(self.deployment.gpu, self.scenario.prices)
+
+    @property
+    def usd_range(self) -> Interval | None:
+        """USD per hour by provider; None where no price is known."""
         return self.prediction.usd_per_hour_interval
 
-    @property
-    def median_usd_per_hour(self) -> float | None:
-        """Its price at the middle quotes; None where none is known."""
-        return self.prediction.usd_per_hour
+    @cached_property
+    def token_price(self) -> tuple[Interval, TokenSide] | None:
+        """USD per million tokens, and which tokens they are."""
+        return price_tokens(self.scenario, self)
 
-    @property
-    def capacity_less_one_rps(self) -> float | None:
-        """Its capacity while one of its replicas is down."""
-        replicas = self.deployment.layout.replicas
-        return self.capacity_rps.mid * (1 - 1 / replicas) if self.capacity_rps else None
+    @cached_property
+    def run_hours(self) -> Interval | None:
+        """The hours of a job."""
+        return estimate_run_hours(self.scenario, self)
 
-    @property
-    def num_nodes(self) -> int:
-        """The machines of one replica."""
-        return max(math.ceil(p.layout.gpus_per_replica / p.gpus_per_node) for p in self.pools)
-
-    @property
-    def num_idle_gpus(self) -> int:
-        """GPUs of rented machines on which nothing runs."""
-        return sum(self.machine_sizes) - self.num_gpus
-
-    @property
-    def gpu(self) -> str:
-        """The name of its GPUs."""
-        return self.deployment.gpu.name
-
-    @property
-    def is_disaggregated(self) -> bool:
-        """Whether prefill and decode have workers of their own."""
-        return len(self.pools) > 1
-
-    @property
-    def has_inner_stages(self) -> bool:
-        """Whether it has pipeline stages inside a machine, where people use tensor parallelism."""
-        return any(map(has_inner_stages, self.pools))
-
-    @property
-    def is_confident(self) -> bool:
-        """Whether it meets every target with the probability that is asked for."""
-        return self.meets and self.probability >= self.confidence
-
-    @property
-    def status(self) -> LimitStatus:
-        """Whether it may be taken: surely enough, at a risk, or not."""
-        if self.is_confident:
-            return "met"
-        return "at risk" if self.meets and self.probability >= 0.5 else "missed"
+    @cached_property
+    def bills(self) -> tuple[Bill, ...]:
+        """What it costs on each basis, the headline first; empty where no price is known."""
+        usd, tokens = self.usd_per_hour, self.token_price
+        if usd is None:
+            return ()
+        per_mtok = tokens and tokens[0].mid
+        if self.run_hours:
+            return (Bill("for the job", usd * self.run_hours.mid, per_mtok),)
+        month, scaled = usd * HOURS_PER_MONTH, usd * 24 * self.billed_fraction
+        days = self.usd_per_day or ((scaled,) if self.billed_fraction < 1 else ())
+        names: tuple[Literal["scaled by the hour", "stopped without traffic"], ...] = (
+            "scaled by the hour",
+            "stopped without traffic",
+        )
+        others = (
+            Bill(name, each * HOURS_PER_MONTH / 24, per_mtok and per_mtok * each / (24 * usd))
+            for name, each in zip(names, days, strict=False)
+            if each is not None
+        )
+        return (Bill("always on", month, per_mtok), *others)
 
     @property
     def bill(self) -> float | None:
@@ -251,30 +191,109 @@ class Offer:
         return min((bill.usd for bill in self.bills), default=math.inf)
 
     @property
+    def replica_usd_per_day(self) -> float | None:
+        """The price of one replica for a day, in whole machines; of pools all."""
+        return None if self.usd_per_hour is None else self.usd_per_hour * 24 * self.replica_share
+
+    @cached_property
+    def limit_rows(self) -> tuple[Limit, ...]:
+        """Each limit of the scenario, and what it takes of it."""
+        return tuple(list_limits(self.scenario, self)) if self.performance else ()
+
+    @property
+    def tightest(self) -> Limit | None:
+        """The latency that is missed by most, else that may come nearest to its limit."""
+        rows = [row for row in self.limit_rows if row.target]
+        return max(rows, key=lambda row: (max(row.use.mid, 1.0), row.pessimistic_use), default=None)
+
+    @property
+    def status(self) -> LimitStatus:
+        """Whether it may be taken: surely enough, at a risk, or not."""
+        if self.is_confident:
+            return "met"
+        return "at risk" if self.is_feasible and self.probability >= 0.5 else "missed"
+
+    @cached_property
+    def capacity_rps(self) -> Interval | None:
+        """What its GPUs process at most."""
+        return get_capacity_rps(self.scenario, self.performance) if self.performance else None
+
+    @cached_property
+    def offered_rps(self) -> float:
+        """What is admitted, or comes from a closed loop."""
+        return compute_offered_rps(self.scenario, self.prediction)
+
+    @cached_property
+    def free_capacity(self) -> float | None:
+        """The share of the capacity that is free; negative when overloaded."""
+        return compute_free_capacity(self.scenario, self.prediction)
+
+    @property
     def is_overloaded(self) -> bool:
         """Whether more requests arrive than it serves, so that waits have no value."""
         return self.run_hours is None and self.free_capacity is not None and self.free_capacity < 0
 
     @property
-    def tightest(self) -> Limit | None:
-        """The latency that is missed by most, else that may come nearest to its limit."""
-        rows = [row for row in self.limits if row.target]
-        return max(rows, key=lambda row: (max(row.use.mid, 1.0), row.pessimistic_use), default=None)
+    def energy(self) -> list[tuple[str, Interval]]:
+        """Power and energy: unit and value."""
+        return list(estimate_energy(self.scenario, self))
 
     @property
-    def gpus_per_replica(self) -> int:
-        """The GPUs of one replica; of pools all."""
-        return self.num_gpus if self.is_disaggregated else self.deployment.layout.gpus_per_replica
+    def startup(self) -> StartupTime | None:
+        """From the start of its process to the first answer."""
+        return estimate_startup(self.deployment, self.scenario.storage)
 
     @property
-    def replica_usd_per_day(self) -> float | None:
-        """The price of one replica for a day, in whole machines; of pools all."""
-        usd = self.median_usd_per_hour
-        return None if usd is None else usd * 24 * self.replica_share
+    def kv_transfer(self) -> tuple[float, float] | None:
+        """Bytes/s of a link between pools, and seconds of a mean prompt on it; None without pools."""
+        if self.prediction.prefill is None:
+            return None
+        bandwidth, token_s = estimate_kv_transfer(self.prediction.prefill, self.deployment)
+        return bandwidth, token_s * self.scenario.workload.prompt.mean
 
-    def get_limit(self, name: str) -> Limit | None:
-        """Get a limit by its name; None for one that cannot be missed."""
-        return next((limit for limit in self.limits if limit.name == name), None)
+    @cached_property
+    def nearest_run(self) -> Fields | None:
+        """The measured run that shares most with it at its load."""
+        if self.prediction.workload is None:
+            return None
+        point = locate_operating_point(self.deployment, self.prediction.effective_workload)
+        run = find_nearest_run(point)
+        if run is None:
+            return None
+        return {
+            "text": describe_run(run),
+            "tpot_s": run["measured_tpot_ms"] and float(run["measured_tpot_ms"]) / 1e3,
+            "has_same_model": run["model"].casefold() == self.deployment.model.name.casefold(),
+            "has_same_gpu": run["gpu"] == self.gpu,
+        }
+
+    @property
+    def basis(self) -> str:
+        """What its step costs rest on, a key of `basis` in phrases.yaml; of one that cannot start "prior"."""
+        run, basis = self.nearest_run, self.performance.basis if self.performance else "prior"
+        if run and basis == "measured" and run["has_same_model"] and run["has_same_gpu"]:
+            return "measured-model"
+        is_mixed = run and basis == "model-transfer" and not run["has_same_gpu"]
+        return "mixed-transfer" if is_mixed else basis
+
+    @cached_property
+    def launches(self) -> tuple[LaunchSpec, ...]:
+        """The commands that start it; most offers are never asked for theirs."""
+        return build_launches(self.prediction) if self.performance else ()
+
+    @cached_property
+    def adapter_slots(self) -> Fields | None:
+        """The slots that a GPU has for LoRA adapters, and what one without a slot waits for."""
+        deployment, load = self.deployment, self.scenario.workload
+        if not load.adapters or not (count := deployment.args.max_loras):
+            return None
+        return {
+            "count": count,
+            "bytes_each": self.prediction.memory.adapters_bytes / count,
+            "load_s": compute_adapter_costs(deployment).adapter_load_s,  # from host memory
+            "cold_s": estimate_cold_adapter_s(deployment, self.scenario.storage),  # from a file
+            "sequences": limit_sequences_by_adapters(deployment, load),
+        }
 
 
 @dataclass(frozen=True)
@@ -282,59 +301,9 @@ class UnlistedOption:
     """A better deployment in a format or on a GPU that the scenario does not allow."""
 
     offer: Offer
+    is_format: bool
     quality: str  # that a format costs, as published; empty where nothing is on file
     source: str
-
-    @property
-    def is_format(self) -> bool:
-        """Whether it differs in its format, not in its GPU."""
-        return self.offer.outside != "gpu"
-
-
-@dataclass(frozen=True)
-class OtherOption:
-    """What somebody may take instead of the plan, and why."""
-
-    label: Literal["Safer", "Cheaper", "Format", "GPU"]
-    offer: Offer
-    unlisted: UnlistedOption | None = None
-
-
-@dataclass(frozen=True)
-class MeasureFirst:
-    """A cheaper deployment that a benchmark of one replica may prove enough."""
-
-    offer: Offer
-    saved_usd: float  # a month
-    files: tuple[str, ...]  # that run it
-
-
-@dataclass(frozen=True)
-class Change:
-    """The answer after one change; without an offer nothing meets the targets."""
-
-    change: str
-    offer: Offer | None
-    is_other_gpu: bool = False
-
-
-@dataclass(frozen=True)
-class Relaxation:
-    """A limit that the closest deployment would meet, or a load that the allowed GPUs serve."""
-
-    kind: Literal["limit", "rate", "concurrency", "hours"]
-    name: str  # of the limit
-    given: float  # s, requests/s, requests, or h
-    expected: float | None  # what would do at the expected speed
-    pessimistic: float  # with the asked probability
-
-
-@dataclass(frozen=True)
-class WaysOut:
-    """What would meet the targets where nothing does."""
-
-    change: Change | None  # the best deployment that a change allows
-    relaxations: tuple[Relaxation, ...]
 
 
 @dataclass(frozen=True)
@@ -359,105 +328,54 @@ class CostCurve:
     points: tuple[tuple[float, float, str], ...]
 
 
-@dataclass(frozen=True)
-class ReplicaLoss:
-    """What is left of the plan while a replica, or a worker of a pool, is down."""
+@dataclass(frozen=True, eq=False)
+class Answer(Plan):
+    """A plan of offers, with everything that is told of it.
 
-    kind: Literal["spares", "single", "fewer"]
-    role: str  # "replica", "prefill worker", "decode worker"
-    replicas: int
-    spares: int
-    meets: bool
-    texts: tuple[str, ...]  # what is missed then, or at risk
-    is_simulated: bool
+    Parts that take searches or simulations are worked out when they are first asked for: whoever
+    shows them waits for them.
+    """
 
-
-@dataclass(frozen=True)
-class Risk:
-    """One of the largest risks, with its size and weight; a miss at the expected speed weighs 3."""
-
-    kind: str  # of `risks` in phrases.yaml
-    weight: float
-    figures: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What keeps anything cheaper from doing."""
-
-    constraint: str
-    sentence: str
-    offer: Offer | None  # the nearest that is cheaper
-
-
-@dataclass(frozen=True)
-class KindOffer:
-    """The cheapest plan that holds on one kind of GPU; else the nearest there, and why it does not."""
-
-    gpu: str
-    offer: Offer | None
-    reason: str  # empty where it holds
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Everything that anybody is told of a plan."""
-
-    scenario: Scenario  # the question as understood, with the figure that was open
-    verdict: Verdict
-    probability: float
-    best: Offer | None  # the recommendation, else the closest; None where nothing fits
-    options: Mapping[str, Offer]  # "gamble", "recommended" and "safe", those that there are
+    chosen: Offer | None
     runner_up: Offer | None
-    by_engine: tuple[Offer, ...]  # the best of each engine
-    without_pools: Offer | None  # the recommendation without pools, where pools were allowed
-    best_pools: Offer | None
-    skipped_pools: str  # why pools were not evaluated
-    candidates: tuple[Offer, ...]  # the first dozen, from best to worst
-    reasons: tuple[str, ...]
-    binding: Binding
-    rejected: tuple[RejectedOption, ...]
-    effort: Mapping[str, int]  # deployments that were estimated, simulated and meet the targets
-    day: AutoscalingPlan | None
-    billing: BillingComparison | None
-    api: ApiComparison | None
-    notes: tuple[str, ...]
-    left_out: tuple[str, ...]
-    risks: tuple[Risk, ...]
-    files: tuple[str, ...]
-    not_written: tuple[str, ...]  # kinds of files that this plan cannot have, with the reason
-    support: str  # that nobody knows whether the engine's release serves the model, else empty
-    model_memory: ModelMemory | None = None  # of the best
-    adapter_slots: AdapterSlots | None = None  # of the best; None without adapters
-    always_on: Offer | None = None  # cheaper without scaling, where the choice rests on it
-    budget: Mapping[str, float | bool] | None = None  # what the plan takes of it
-    by_gpu: tuple[KindOffer, ...] = ()
-    surge: Surge | None = None  # at more traffic than planned
-    unlisted: tuple[UnlistedOption, ...] | None = None  # better than the plan: a format and a GPU
-    growth: GrowthLimit | None = None
-    measure_first: MeasureFirst | None = None
-    ways_out: WaysOut | None = None
-    curve: LatencyCurve | None = None  # of the tightest target
-    cost_curve: CostCurve | None = None
-    ramp: Mapping[float, Performance] | None = None  # of one replica by requests/s
-    replica_loss: ReplicaLoss | None = None
-    changes: tuple[Change, ...] | None = None
+    gamble: Offer | None
+    safe: Offer | None
+    candidates: tuple[Offer, ...]
+    changes: tuple[WhatIf, ...] | None = None  # None before they are searched for
+
+    def with_changes(self, changes: Sequence[WhatIf], left_out: Sequence[str]) -> "Answer":
+        """Return this answer, and what is worked out of it, with what-ifs and what time left out."""
+        new = copy(self)
+        vars(new).update(changes=tuple(changes), left_out=(*self.left_out, *left_out))
+        return new
 
     @property
-    def chosen(self) -> Offer | None:
-        """The recommendation; None where nothing meets the targets."""
-        return None if self.verdict == "nothing_meets" else self.best
+    def changed_offers(self) -> list[tuple[str, Offer | None]]:
+        """What each what-if changes, and the plan then; None where none meets the targets."""
+        found = [(each.change, each.plan) for each in self.changes or ()]
+        return [(change, self.offer(plan.chosen, plan.scenario)) for change, plan in found]
+
+    @overload
+    def offer(self, candidate: Candidate, scenario: Scenario | None = None) -> Offer: ...
+
+    @overload
+    def offer(self, candidate: None, scenario: Scenario | None = None) -> None: ...
+
+    def offer(self, candidate: Candidate | None, scenario: Scenario | None = None) -> Offer | None:
+        """Return what is told of a candidate of this plan, or of another `scenario`."""
+        if candidate is None or isinstance(candidate, Offer):
+            return candidate
+        return build_offer(scenario or self.scenario, candidate)
 
     @property
-    def performance(self) -> Performance | None:
-        """What the recommendation, or the closest, is predicted to do."""
-        return self.best.performance if self.best else None
+    def best(self) -> Offer | None:
+        """The recommendation, else the closest; None where nothing fits."""
+        return next(iter(self.candidates), None)
 
     @property
-    def scripts(self) -> tuple[str, ...]:
-        """The scripts that start and benchmark what is to be measured: a cheaper deployment, else the plan."""
-        names = (self.measure_first.files if self.measure_first else ()) or self.files
-        return tuple(name for name in names if name.endswith(".sh"))
+    def named_options(self) -> dict[str, Offer]:
+        """The gamble, the recommendation and the safe option, those that there are, by name."""
+        return {name: self.offer(each) for name, each in self.options.items()}
 
     @property
     def is_estimate(self) -> bool:
@@ -467,59 +385,266 @@ class Answer:
     @property
     def safer(self) -> Offer | None:
         """The safe option, where it is another deployment than the recommended one."""
-        safe = self.options.get("safe")
-        return None if self.chosen is None or safe is self.chosen else safe
+        return None if self.chosen is None or self.safe is self.chosen else self.safe
 
-    @cached_property
+    @property
     def cheaper(self) -> Offer | None:
         """The cheapest with even odds, if it costs less than the recommendation."""
-        option, chosen = self.options.get("gamble"), self.chosen
+        option, chosen = self.gamble, self.chosen
         if option is None or chosen is None or option.price_key >= chosen.price_key:
             return None
         return None if is_same_price(option.bill, chosen.bill) else option
 
     @cached_property
-    def other_options(self) -> tuple[OtherOption, ...]:
-        """What may be taken instead of the plan: safer, cheaper, or outside of the scenario."""
-        named = [OtherOption("Safer", self.safer)] if self.safer else []
-        # what is to be measured first is the better of what is cheaper
-        named += (
-            [OtherOption("Cheaper", self.cheaper)]
-            if self.cheaper and not self.measure_first
-            else []
-        )
-        return (
-            *named,
-            *(
-                OtherOption("Format" if each.is_format else "GPU", each.offer, each)
-                for each in (self.unlisted or ())
-                if self.chosen
-            ),
-        )
+    def surge(self) -> Surge | None:
+        """How probably it meets every target at more traffic than planned."""
+        return judge_surge(self)
 
     @cached_property
+    def growth(self) -> GrowthLimit | None:
+        """How far the traffic may grow."""
+        return find_growth_limit(self)
+
+    @cached_property
+    def measure_first(self) -> Offer | None:
+        """A cheaper deployment that a benchmark of one replica may prove enough."""
+        found = self.offer(find_measure_first(self))
+        return found if found and found.bills and self.chosen and self.chosen.bills else None
+
+    @property
+    def saved_usd(self) -> float | None:
+        """What that one would save a month."""
+        bills = [each.bill if each else None for each in (self.chosen, self.measure_first)]
+        return None if bills[0] is None or bills[1] is None else bills[0] - bills[1]
+
+    @property
+    def measure_files(self) -> tuple[str, ...]:
+        """The files that benchmark it."""
+        first = self.measure_first
+        kinds = self.scenario.output_kinds
+        return tuple(list_benchmark_files(first.prediction, kinds)) if first else ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of the plan itself."""
+        kinds = self.scenario.output_kinds
+        return tuple(list_artifact_files(self.chosen.prediction, kinds)) if self.chosen else ()
+
+    @property
+    def scripts(self) -> list[str]:
+        """The scripts that start and benchmark what is to be measured: a cheaper deployment, else the plan."""
+        return [name for name in self.measure_files or self.files if name.endswith(".sh")]
+
+    @cached_property
+    def unlisted(self) -> tuple[UnlistedOption, ...]:
+        """Better than the plan: a format with the quality that it costs, and a kind of GPU."""
+        finders = {"formats": find_unlisted_format, "GPUs": find_unlisted_gpu}
+        tried = try_each(lambda find: (find(self),), finders, "options outside the scenario")
+        found = [one for _, pairs in tried for one in pairs or () if one]
+        return tuple(self._describe_unlisted(build_offer(new, each)) for each, new in found)
+
+    def _describe_unlisted(self, offer: Offer) -> UnlistedOption:
+        cache, method = offer.deployment.args.kv_cache_dtype, offer.deployment.model.quantization
+        is_format, entry = offer.deployment.gpu in {each.gpu for each in self.scenario.gpus}, None
+        if cache not in (None, *self.scenario.kv_cache_dtypes):
+            entry = load_catalog("kv_cache_formats.yaml", WeightFormatEntry).get(str(cache))
+        elif is_format:
+            entry = load_weight_formats().get(method.method.removesuffix("_block"))
+        facts = (entry.quality, entry.source) if entry else ("", "")
+        return UnlistedOption(offer, is_format, *facts)
+
+    @property
+    def other_options(self) -> dict[str, Offer]:
+        """What may be taken instead of the plan by name: safer, cheaper, or outside of the scenario."""
+        unlisted = {"Format" if each.is_format else "GPU": each.offer for each in self.unlisted}
+        # what is to be measured first is the better of what is cheaper
+        cheaper = None if self.measure_first else self.cheaper
+        named = {"Safer": self.safer, "Cheaper": cheaper, **unlisted}
+        return {name: each for name, each in named.items() if each and self.chosen}
+
+    @property
     def cheaper_than_api(self) -> Offer | None:
         """The cheapest option that is as likely as asked and costs less than the API, which the plan does not."""
-        api = self.api
-        if api is None or not (api.is_api_cheaper or api.is_about_equal):
+        api = self.api_comparison
+        if api is None or self.is_estimate or not (api.is_api_cheaper or api.is_about_equal):
             return None
-        likely = [
-            each.offer
-            for each in self.other_options
-            if each.offer.bills and each.offer.probability >= each.offer.confidence
-        ]
+        likely = [each for each in self.other_options.values() if each.is_confident]
         best = min(likely, key=lambda offer: offer.least_bill, default=None)
         return best if best and best.least_bill < (1 - EQUAL_COST_SHARE) * api.api_usd else None
 
     @property
-    def open_figure(self) -> tuple[str, float] | None:
-        """The figure that was the question, where something meets it: its kind and value."""
+    def by_engine(self) -> list[Offer]:
+        """The best of each engine."""
+        best = dict[str, Offer]()
+        for each in self.candidates:
+            best.setdefault(each.deployment.engine.name, each)
+        return list(best.values())
+
+    @cached_property
+    def ways_out(self) -> WaysOut | None:
+        """What would meet the targets where nothing does."""
+        return find_ways_out(self)
+
+    @cached_property
+    def always_on(self) -> Offer | None:
+        """A deployment that is cheaper without scaling, where the choice rests on it."""
+        return self.offer(find_cheaper_always_on(self.chosen, self.candidates))
+
+    @cached_property
+    def ramp(self) -> dict[float, Performance]:
+        """What one replica does, by requests/s."""
+        return dict(predict_benchmark_ramp(self.chosen.prediction)) if self.chosen else {}
+
+    @cached_property
+    def curve(self) -> LatencyCurve | None:
+        """The latency of the tightest target over the load."""
+        tightest = self.best and self.best.tightest
+        return sweep_latency(self, tightest.target) if tightest and tightest.target else None
+
+    @property
+    def latency_spread(self) -> float:
+        """How much longer a latency with a target may be than expected: 0.5 for half as long again."""
+        targets, found = self.scenario.slo_targets, self.performance
+        values = [found.get_for_display(t.metric, t.percentile) for t in targets if found]
+        return max((v.hi / v.mid - 1 for v in values if 0 < v.mid < math.inf), default=0.0)
+
+    @property
+    def cache_hit_fraction(self) -> float:
+        """The share of prompt tokens that are found in a prefix cache."""
+        prediction = self.best and self.best.prediction
+        return prediction.effective_workload.cache_hit_fraction if prediction else 0.0
+
+    @property
+    def risks(self) -> list[str]:
+        """The three largest risks, keys of `risks` in phrases.yaml; a miss at the expected speed weighs 3."""
+        best, load = self.best, self.scenario.workload
+        if best is None or best.performance is None:
+            return []
+        risked = (1 - best.p_memory) / max(1 - best.probability, 1e-9)
+        doubt, usd = PHRASES["basis"][best.basis]["doubt"], best.usd_range
+        is_assumed = any(each.spread_source for each in (load.prompt, load.output))
+        weights = {
+            "edge": 3 * bool(self.reasons and self.chosen),
+            "miss": 3 * bool(self.reasons and not self.chosen),
+            "refused": 1.9 * bool(best.prediction.rejected_fraction),
+            "memory": 3 * min(risked, 1.0) * (best.p_memory < SURE_MEMORY_PROBABILITY),
+            "step costs": min(doubt + self.latency_spread / 2, MAX_STEP_COST_WEIGHT),
+            "acceptance": 1.8 * bool(best.deployment.speculation),
+            "reuse": 2 * self.cache_hit_fraction,
+            "lengths": 1.5 * is_assumed,
+            "traffic": 0.6 * (load.trace is None and not is_assumed),
+            "price": math.log(usd.hi / usd.mid) if usd and usd.hi > 1.05 * usd.mid else 0.0,
+            "license": 1.0 * best.deployment.gpu.is_geforce,
+            "replica": 1.9 * any(pool.num_replicas == 1 for pool in best.prediction.pools),
+        }
+        largest = sorted(weights, key=lambda kind: -weights[kind])[:MAX_RISKS]
+        return [kind for kind in largest if weights[kind]]
+
+    @cached_property
+    def draft_loads(self) -> Fields | None:
+        """Up to which load the scenario's drafts pay, analytically; None where it names none."""
+        entry, best, load = self.scenario.speculation, self.best, self.scenario.workload
+        if not entry or not best or not best.capacity_rps or best.is_disaggregated:
+            return None
+        drafted = replace(
+            best.deployment, speculation=best.deployment.speculation or entry.to_config()
+        )
+        most = best.capacity_rps.mid / best.offered_rps
+        factors = [most * k / NUM_DRAFT_LOADS for k in range(1, NUM_DRAFT_LOADS + 1)]
+        ways = replace(drafted, speculation=None), drafted
+        cases = [(way, load.scale(factor)) for factor in factors for way in ways]
+        tpots = [
+            each.performance.tpot["mean"].mid if each.performance else math.inf
+            for each in evaluate_batch(cases)
+        ]
+        rows = zip(factors, tpots[::2], tpots[1::2], strict=True)
+        paying = list(takewhile(lambda row: row[2] < row[1], rows))
+        factor, without, tpot = paying[-1] if paying else (0.0, tpots[0], tpots[1])
+        is_all = len(paying) == NUM_DRAFT_LOADS
+        found = {"rps": factor * best.offered_rps, "tpot_s": tpot, "tpot_without_s": without}
+        return {**found, "is_all": is_all}
+
+    @property
+    def on_defaults(self) -> Offer | None:
+        """The plan's GPUs and layout with the engine's own batch sizes, if that was looked at."""
+        own = self.chosen and self.chosen.placement_key
+        plain = [each for each in self.candidates if not each.preference_key[-1]]
+        return next((each for each in plain if each.placement_key == own), None)
+
+    @property
+    def open_figure(self) -> float | None:
+        """The figure that was the question, where something meets it: a limit in s, or a load."""
         load, kind = self.scenario.workload, self.scenario.found_figure
         if kind is None or self.chosen is None:
             return None
         if kind == "limit":
-            return kind, self.scenario.slo_targets[0].seconds
-        return kind, float((load.rate if kind == "rate" else load.concurrency) or 0)
+            return self.scenario.slo_targets[0].seconds
+        return float((load.rate if kind == "rate" else load.concurrency) or 0)
+
+    def count_rejected(self) -> Counter[str]:
+        """Count what could not be evaluated by its bottleneck."""
+        return Counter(rejection.bottleneck for rejection in self.rejected)
+
+    def work_out(self) -> "Answer":
+        """Work out every part, for those who keep the answer."""
+        for name, part in vars(Answer).items():
+            if isinstance(part, cached_property):
+                getattr(self, name)
+        return self
+
+
+def build_offer(scenario: Scenario, candidate: Candidate) -> Offer:
+    """Build what is told of a candidate of `scenario`."""
+    values = {each.name: getattr(candidate, each.name) for each in fields(Candidate)}
+    return Offer(**values, scenario=scenario)
+
+
+def build_answer(plan: Plan) -> Answer:
+    """Build the answer of `plan`: the same candidate is the same offer everywhere."""
+    offers: dict[int, Offer | None] = {id(None): None}
+
+    def offer(candidate: Candidate | None) -> Offer | None:
+        if candidate is not None and id(candidate) not in offers:
+            offers[id(candidate)] = build_offer(plan.scenario, candidate)
+        return offers[id(candidate)]
+
+    values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+    if plan.chosen and (billing := plan.billing) and BILLING_FIXED in billing.usd:
+        by_day = billing.usd[BILLING_AUTOSCALED], billing.stopped_usd
+        offers[id(plan.chosen)] = replace(
+            build_offer(plan.scenario, plan.chosen), usd_per_day=by_day
+        )
+    values["simulated_day"] = plan.autoscaling
+    for name in ("chosen", "runner_up", "gamble", "safe"):
+        values[name] = offer(values[name])
+    values["candidates"] = tuple(map(offer, plan.candidates))
+    return Answer(**values)
+
+
+def sweep_latency(plan: Plan, target: SloTarget) -> LatencyCurve | None:
+    """Sweep the latency of a target over the load; None where no curve can be drawn."""
+    best, performance = plan.best, plan.performance
+    if best is None or performance is None or performance.saturated:
+        return None
+    own = performance.get(target.metric, target.percentile)
+    points = sweep_stated_latency(plan.scenario, best, target)
+    if len(points) < MIN_CURVE_POINTS or math.isnan(own.mid):
+        return None
+    axis, here = get_load(plan.scenario.workload)
+    return LatencyCurve(target, axis, here, own, tuple(points))
+
+
+def sweep_costs(plan: Plan) -> CostCurve | None:
+    """Sweep the least cost over the load; None where too few loads have a plan."""
+    chosen = plan.chosen
+    unit, points = sweep_cost_over_load(plan) if plan.best else ("", [])
+    if len(points) < MIN_CURVE_POINTS:
+        return None
+    axis, here = get_load(plan.scenario.workload)
+    own = None
+    if chosen:
+        own = chosen.usd_per_hour if unit != "GPUs" else chosen.deployment.layout.num_gpus
+    return CostCurve(unit, axis, here, own, tuple(points))
 
 
 def is_same_price(usd: float | None, base: float | None) -> bool:

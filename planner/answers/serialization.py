@@ -1,4 +1,7 @@
-"""plan.json: the answer, serialized; times in ms, figures as [expected, low, high] of 80%."""
+"""plan.json: the answer, serialized; times in ms, figures as [expected, low, high] of 80%.
+
+What scripts read stands at the top; everything beside it is in a section of its subject.
+"""
 
 import math
 from collections import Counter
@@ -7,181 +10,190 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from planner.answers import words
-from planner.answers.answer import FILE_PARTS, Answer, Bill, Limit, Offer
-from planner.answers.build import build_answer
+from planner.answers.answer import Answer, Fields, Offer, build_answer
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.engines.engine_args import EngineArgs
-from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS, Performance
-from planner.planning.autoscaling import AutoscalingPlan
-from planner.planning.billing import BillingComparison
-from planner.planning.scenario import Scenario
+from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS
+from planner.memory.memory_plan import measure_model
+from planner.models.registry import load_model
 from planner.planning.search import Plan
-from planner.planning.slo import SloTarget
-
-Fields = dict[str, Any]
-"""Values of JSON by field."""
 
 
-def _serialize_assumed(answer: Answer) -> Fields:
-    """Return what holds at more traffic, in formats that are not allowed, on GPUs that are not listed."""
-    surge, unlisted = answer.surge, answer.unlisted
-    return {
-        "more_traffic": surge
-        and {
-            "more": round(surge.more, 4),
-            "probability": round(surge.probability, 4),
-            "even_odds_load": surge.even_odds and surge.even_odds.load,
-            "probability_there": surge.even_odds and round(surge.even_odds.probability, 4),
-            "unlimited_ms": _to_json({k: v * 1e3 for k, v in surge.unlimited.items()}),
-            "unlimited_ms_there": surge.even_odds
-            and _to_json({k: v * 1e3 for k, v in surge.even_odds.unlimited.items()}),
-        },
-        "cheaper_formats_not_allowed": None
-        if unlisted is None
-        else [
-            {**_serialize_option(each.offer), "quality": each.quality, "source": each.source}
-            for each in unlisted
-            if each.is_format
-        ],
-        "cheaper_gpus_not_listed": None
-        if unlisted is None
-        else [_serialize_option(each.offer) for each in unlisted if not each.is_format],
-        "budget": answer.budget and dict(answer.budget),
-        "cheaper_always_on": answer.always_on and _serialize_option(answer.always_on),
-    }
+def to_json(value: Any) -> Any:
+    """Convert plain values, intervals and dataclasses; what is not finite is null."""
+    if isinstance(value, Interval):
+        return to_json(value.as_json_list)
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_json(vars(value))
+    if isinstance(value, Mapping):
+        return {name: to_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _in_ms(seconds: Mapping[str, Interval]) -> Fields:
+    return {name: value * 1e3 for name, value in seconds.items()}
 
 
 def serialize_answer(answer: Answer) -> Fields:
-    """Return the content of `plan.json`; what is not known or not computed is null.
+    """Return the content of `plan.json`; what is not known is null.
 
     If nothing meets the targets, the figures are those of the closest deployment.
     """
-    best, chosen, scenario = answer.best, answer.chosen, answer.scenario
-    launches = chosen.launches if chosen else ()
-    first = answer.measure_first
-    kind, figure = answer.open_figure or ("", 0.0)
-    api, growth = answer.api, answer.growth
-    return {
+    best, scenario, first = answer.best, answer.scenario, answer.measure_first
+    commands = {each.role: each.command for each in answer.chosen.launches} if answer.chosen else {}
+    kind, load = scenario.found_figure, scenario.workload
+    fields = {
         "scenario": scenario.name,
         "verdict": answer.verdict,
         "probability": round(answer.probability, 4),
-        "probability_asked": scenario.confidence,
-        "options": {name: _serialize_option(each) for name, each in answer.options.items()},
-        "reasons": list(answer.reasons),
-        **(serialize_offer(scenario, best) if best else {"model": scenario.model}),
-        "model_memory": answer.model_memory and _to_json(answer.model_memory),
-        "adapter_slots": answer.adapter_slots and _to_json(answer.adapter_slots),
+        "confidence_asked": scenario.confidence,
+        "options": [
+            {"name": name, **_describe_option(each)} for name, each in answer.named_options.items()
+        ],
+        "reasons": answer.reasons,
+        "model": scenario.model,
+        **(_describe_offer(best) if best else {}),
         "binding": {
-            "constraint": answer.binding.constraint,
-            "sentence": answer.binding.sentence,
+            "constraint": answer.binding_constraint.constraint,
+            "sentence": answer.binding_constraint.sentence,
         },
-        "runner_up": answer.runner_up and serialize_offer(scenario, answer.runner_up),
-        **_serialize_assumed(answer),
-        "growth": growth
-        and {
-            "requests_per_s": growth.confident_rps,
-            "growth": growth.growth,
-            "probability": growth.confidence,
-        },
-        "by_gpu": {
-            each.gpu: (_serialize_option(each.offer) if each.offer else {})
-            | {"reason": each.reason}
+        "runner_up": answer.runner_up
+        and {"model": scenario.model, **_describe_offer(answer.runner_up)},
+        "by_gpu": [
+            {"gpu": each.gpu.name}
+            | (_describe_option(answer.offer(each.candidate)) if each.candidate else {})
+            | ({"why_not": each.reason} if each.reason else {})
             for each in answer.by_gpu
-        },
+        ],
         "measure_first": first
         and {
-            **_serialize_option(first.offer),
-            "saves_usd_per_month": first.saved_usd,
-            "benchmark_usd": first.offer.replica_usd_per_day,
-            "files": list(first.files),
+            **_describe_option(first),
+            "saves_usd_per_month": answer.saved_usd,
+            "benchmark_usd": first.replica_usd_per_day,
+            "files": answer.measure_files,
         },
-        "rejected": dict(Counter(rejection.bottleneck for rejection in answer.rejected)),
-        "day": answer.day and answer.billing and _serialize_day(answer.day, answer.billing),
-        "max_load": {kind: getattr(scenario.workload, kind)}
-        if kind in ("rate", "concurrency")
+        "rejected": answer.count_rejected(),
+        "max_load": {kind: getattr(load, kind)}
+        if answer.chosen and kind in ("rate", "concurrency")
         else None,
-        "shortest_limit": {"slo": scenario.slo_targets[0].name, "ms": figure * 1e3}
-        if kind == "limit"
-        else None,
+        "command": next(iter(commands.values())) if len(commands) == 1 else None,
+        "commands": commands if len(commands) > 1 else None,
+        "files": [*answer.files, *answer.measure_files],
+        "question": scenario.fields,
+        "traffic": _describe_traffic(answer),
+        "instead": _describe_others(answer),
+        "basis": {
+            "risks": {kind: words.describe_risk(answer, kind) for kind in answer.risks},
+            "assumptions": scenario.assumptions,
+            "notes": [
+                *answer.notes,
+                *filter(None, [words.explain_stages(answer), words.explain_local_model(best)]),
+                *answer.left_out,
+            ],
+        },
+    }
+    return dict(to_json(fields))
+
+
+def _describe_traffic(answer: Answer) -> Fields:
+    """Describe what holds at more traffic, and over the hours of a day."""
+    surge, scaling, billing = answer.surge, answer.autoscaling, answer.billing
+    even, growth = surge and surge.even_odds, answer.growth
+    is_limit = answer.chosen and answer.scenario.found_figure == "limit"
+    return {
+        "surge": surge
+        and {
+            "more": round(surge.more, 4),
+            "probability": round(surge.probability, 4),
+            "unlimited_ms": _in_ms(surge.unlimited),
+            "even_odds": even
+            and {
+                "load": even.load,
+                "probability": round(even.probability, 4),
+                "unlimited_ms": _in_ms(even.unlimited),
+            },
+        },
+        "growth": growth and {"requests_per_s": growth.confident_rps, "growth": growth.growth},
+        "drafts_pay_up_to": answer.draft_loads,
+        "sized_hour": answer.scenario.sized_hour,
+        "shortest_limit_ms": answer.scenario.slo_targets[0].seconds * 1e3 if is_limit else None,
+        "day": scaling
+        and billing
+        and {
+            "rps": scaling.rates,
+            "replicas": scaling.replicas,
+            "hours_missed": scaling.violated_hours,
+            "gpu_hours": scaling.gpu_hours,
+            "gpu_hours_fixed": scaling.fixed_gpu_hours,
+            "threshold": scaling.scale_up_in_flight,
+            "lead_s": scaling.lead_s,
+            "stabilization_s": scaling.stabilization_s,
+            "drain_s": scaling.drain_s,
+            "starts": scaling.num_starts,
+            "usd_per_day": billing.usd,
+        },
+    }
+
+
+def _describe_others(answer: Answer) -> Fields:
+    """Describe what else there is, inside and outside of the scenario, and an API."""
+    api, ways, formats = answer.api_comparison, answer.ways_out, [True, False]
+    return {
+        **{
+            name: [
+                {**_describe_option(each.offer), "quality": each.quality, "source": each.source}
+                for each in answer.unlisted
+                if each.is_format == is_format
+            ]
+            for name, is_format in zip(("formats", "gpus"), formats, strict=True)
+        },
+        "always_on": answer.always_on and _describe_option(answer.always_on),
+        "ways_out": ways and ways.relaxations,
+        "what_if": [
+            {"change": change, **(_describe_option(offer) if offer else {})}
+            for change, offer in answer.changed_offers
+        ],
         "api": api
         and {
             "cheaper": api.is_api_cheaper,
             "usd": api.api_usd,
             "usd_per_mtok_output": api.api_usd_per_mtok_output,
             "usd_of_gpus": api.own_usd,
-            "period": "month" if api.is_monthly else "run",
             "gpus_cheaper_from_rps": api.break_even_rps,
         },
-        "what_if": None
-        if answer.changes is None
-        else [
-            {"change": each.change, **(_serialize_option(each.offer) if each.offer else {})}
-            for each in answer.changes
-        ],
-        "ways_out": answer.ways_out and _to_json(answer.ways_out.relaxations),
-        "replica_loss": answer.replica_loss and _to_json(answer.replica_loss),
-        "risks": [{"risk": risk.kind, **_to_json(risk.figures)} for risk in answer.risks],
-        "sized_hour": scenario.sized_hour and _to_json(scenario.sized_hour),
-        "assumptions": list(scenario.assumptions),
-        "notes": [*answer.notes, *filter(None, [words.explain_stages(answer)]), *answer.left_out],
-        "command": launches[0].command if len(launches) == 1 else None,
-        "commands": {launch.role: launch.command for launch in launches}
-        if len(launches) > 1
-        else None,
-        "question": dict(scenario.fields),
-        "files": [*answer.files, *(first.files if first else ())],
     }
 
 
-def _to_json(value: Any) -> Any:
-    """Convert plain values, intervals and dataclasses; what is not finite is null."""
-    if isinstance(value, Interval):
-        return value.as_json_list
-    if is_dataclass(value) and not isinstance(value, type):
-        return _to_json(vars(value))
-    if isinstance(value, Mapping):
-        return {name: _to_json(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _serialize_option(offer: Offer) -> Fields:
-    """Return what an option is, what it costs, and how likely it meets every target."""
+def _describe_option(offer: Offer) -> Fields:
+    """Describe what an option is, what it costs, and how likely it meets every target."""
     return {
         "deployment": offer.description,
-        "usd_per_hour": offer.median_usd_per_hour,
-        "bills": list(map(_serialize_bill, offer.bills)),
+        "gpu": offer.gpu,
+        "gpus_rented": offer.num_gpus_billed,
+        "layout": vars(offer.deployment.layout),
+        "engine_args": list_args(offer.deployment),
+        "usd_per_hour": offer.usd_range,
+        "bills": offer.bills,
         "probability": round(offer.probability, 4),
-        "memory": {
-            "p_fits": round(offer.p_memory, 4),
-            "slack_gib": offer.memory.slack_bytes / GIB,
-        },
-        "nearest_measured_run": words.describe_nearest_run(offer),
         "commands": [launch.command for launch in offer.launches],
     }
 
 
-def _serialize_bill(bill: Bill) -> Fields:
-    return {"basis": bill.basis, "usd": bill.usd, "usd_per_mtok": bill.usd_per_mtok}
-
-
-def serialize_engine_args(args: EngineArgs) -> Fields:
-    """Return engine arguments by name, and the options that are passed on beside them."""
-    planned = {name: value for name, value in vars(args).items() if value is not None}
+def list_args(deployment: Deployment) -> Fields:
+    """List engine arguments by name, and the options that are passed on beside them."""
+    planned = {name: value for name, value in vars(deployment.args).items() if value is not None}
     return planned | dict(planned.pop("options"))
 
 
-def serialize_offer(scenario: Scenario, offer: Offer) -> Fields:
-    """Return one deployment with its prediction, as in `plan.json`."""
-    deployment, prediction = offer.deployment, offer.prediction
-    speculation, price = deployment.speculation, offer.price
-    machines = Counter(size for pool in offer.pools for size in pool.machines)
-    month = None if scenario.offline else prediction.usd_per_month
-    fields: Fields = {
-        "model": scenario.model,
+def _describe_offer(offer: Offer) -> Fields:
+    """Describe a deployment with its prediction."""
+    deployment, prediction, scenario = offer.deployment, offer.prediction, offer.scenario
+    drafts, price, performance = deployment.speculation, offer.price, offer.performance
+    usd_per_mtok, side = offer.token_price or (None, "output")
+    fields = {
         "checkpoint": deployment.model.name,
         "quantization": deployment.model.quantization.method,
         "kv_cache_dtype": deployment.args.kv_cache_dtype or "auto",
@@ -190,134 +202,111 @@ def serialize_offer(scenario: Scenario, offer: Offer) -> Fields:
         "gpu": offer.gpu,
         "gpus": offer.num_gpus,
         "gpus_rented": offer.num_gpus_billed,
-        "machines": {f"{size} GPUs": count for size, count in machines.items()},
         "spare_replicas": deployment.spare_replicas,
-        "layout": dict(vars(deployment.layout)),
-        "pools": _serialize_pools(offer),
-        "engine_args": serialize_engine_args(deployment.args),
-        "speculation": speculation
+        "layout": vars(deployment.layout),
+        "pools": _describe_pools(offer),
+        "engine_args": list_args(deployment),
+        "speculation": drafts
         and {
-            "method": speculation.method,
-            "num_speculative_tokens": speculation.num_speculative_tokens,
-            "acceptance_rate": speculation.acceptance_rate,
-            "draft_model": speculation.draft and speculation.draft.name,
-            "head": speculation.head,
+            "method": drafts.method,
+            "num_speculative_tokens": drafts.num_speculative_tokens,
+            "acceptance_rate": drafts.acceptance_rate,
+            "draft_model": drafts.draft and drafts.draft.name,
+            "head": drafts.head,
         },
-        "usd_per_hour": _to_json(offer.usd_per_hour),
-        "usd_per_month": _to_json(month),
-        "bills": list(map(_serialize_bill, offer.bills)),
-        "price_tier": price and ("own" if price.is_user_given else price.tier),
+        "usd_per_hour": offer.usd_range,
         "price_source": price and str(price),
-        **{
-            f"usd_per_mtok_{side}": _to_json(
-                offer.usd_per_mtok if offer.priced_side == side else None
-            )
-            for side in ("output", "prompt")
+        "usd_per_mtok_output": usd_per_mtok if side == "output" else None,
+        "power_w": prediction.total_power_w,
+        "limits": [
+            {
+                "name": row.name,
+                "unit": row.unit,
+                "limit": row.limit,
+                "expected": row.value,
+                "pessimistic": row.pessimistic,
+                "share": row.use,
+                "status": row.status,
+                "probability": odds.probability if (odds := offer.get_limit(row.name)) else None,
+            }
+            for row in offer.limit_rows
+        ],
+        "memory_slack_gib": prediction.memory.slack_bytes / GIB,
+        "cost": {
+            "bills": offer.bills,
+            "usd_per_month": None if scenario.offline else prediction.usd_per_month,
+            "usd_per_mtok_prompt": usd_per_mtok if side == "prompt" else None,
+            "price_tier": price and ("own" if price.is_user_given else price.tier),
+            "machines": Counter(f"{size} GPUs" for size in offer.machine_sizes),
+            "budget_usd_per_hour": scenario.budget_usd_per_hour,
+            "joules_per_output_token": prediction.joules_per_output_token,
         },
-        "power_w": _to_json(prediction.total_power_w),
-        "joules_per_output_token": _to_json(prediction.joules_per_output_token),
-        "start_up_s": offer.startup and offer.startup.total.as_json_list,
-        "limits": [_serialize_limit(limit) for limit in offer.limits],
-        "memory_bytes_per_gpu": offer.memory.bytes_by_part,
+        "memory": {
+            "p_fits": round(offer.p_memory, 4),
+            "bytes_per_gpu": prediction.memory.bytes_by_part,
+            "model": measure_model(load_model(scenario.model), deployment),
+            "adapter_slots": offer.adapter_slots,
+            "start_up_s": offer.startup and offer.startup.total,
+            "nearest_measured_run": words.describe_nearest_run(offer),
+        },
     }
-    if offer.performance is None:
+    if performance is None:
         return fields | {"predicted": None}
-    return fields | _serialize_performance(offer, offer.performance, scenario.slo_targets)
-
-
-def _serialize_limit(limit: Limit) -> Fields:
-    return {
-        "name": limit.name,
-        "unit": limit.unit,
-        "limit": limit.limit,
-        "expected": _to_json(limit.value),
-        "pessimistic": _to_json(limit.pessimistic),
-        "share": _to_json([limit.use.mid, limit.use.lo, limit.use.hi]),
-        "status": limit.status,
-    }
-
-
-def _serialize_pools(offer: Offer) -> Fields | None:
-    """Return both worker pools and the KV transfer; None if the plan is not disaggregated."""
-    if offer.kv_transfer is None:
-        return None
-    bandwidth, mean_s = offer.kv_transfer
-    return {
-        **dict(zip(("prefill", "decode"), map(_serialize_pool, offer.pools), strict=True)),
-        "link_gb_per_s": bandwidth / 1e9,
-        "kv_transfer_ms_mean": mean_s * 1e3,
-    }
-
-
-def _serialize_pool(pool: Deployment) -> Fields:
-    return {
-        "workers": pool.layout.replicas,
-        "spare_workers": pool.spare_replicas,
-        "gpus": pool.num_gpus,
-        "layout": dict(vars(pool.with_replicas(1).layout)),
-        "engine_args": serialize_engine_args(pool.args),
-    }
-
-
-def _serialize_performance(
-    offer: Offer, performance: Performance, targets: tuple[SloTarget, ...]
-) -> Fields:
-    """Return the latencies, SLOs and capacity of a prediction."""
-    return {
+    return fields | {
         "predicted": {
             **{
-                f"{metric}_ms": {
-                    statistic: (performance.get(metric, statistic) * 1e3).as_json_list
-                    for statistic in LATENCY_STATISTICS
-                }
+                f"{metric}_ms": _in_ms({s: performance.get(metric, s) for s in LATENCY_STATISTICS})
                 for metric in LATENCY_METRICS
             },
-            "output_tps": performance.output_tps.as_json_list,
-            "request_tps": performance.request_tps.as_json_list,
+            "output_tps": performance.output_tps,
+            "request_tps": performance.request_tps,
             "kv_usage": performance.kv_usage,
             "kv_usage_p99": performance.kv_usage_p99,
             "preemptions_per_request": performance.preemptions,
             "decode_batch_mean": performance.decode_batch,
             "requests_replayed": performance.num_simulated_requests,
+            "waits_grow": performance.queue_growth,
+            "refused_share": prediction.rejected_fraction,
         },
         "service_level": [
             {
                 "metric": target.metric,
                 "percentile": target.percentile,
                 "limit_ms": target.seconds * 1e3,
-                "predicted_ms": (value * 1e3).as_json_list,
+                "predicted_ms": value * 1e3,
                 "holds": not value.mid > target.seconds,
             }
-            for target in targets
+            for target in scenario.slo_targets
             for value in [performance.get(target.metric, target.percentile)]
         ],
-        "waits_grow": performance.queue_growth,
-        "refused_share": offer.prediction.rejected_fraction,
-        "capacity_rps": _to_json(offer.capacity_rps),
+        "capacity_rps": offer.capacity_rps,
         "planned_rps": offer.offered_rps,
         "headroom": offer.free_capacity,
     }
 
 
-def _serialize_day(scaling: AutoscalingPlan, billing: BillingComparison) -> Fields:
-    """Return the autoscaling plan, and the costs of 24 hours by billing option."""
+def _describe_pools(offer: Offer) -> Fields | None:
+    """Describe both worker pools and the KV transfer; None if the plan is not disaggregated."""
+    if offer.kv_transfer is None:
+        return None
+    bandwidth, mean_s = offer.kv_transfer
+    pools = zip(("prefill", "decode"), offer.prediction.pools, strict=True)
     return {
-        "rps": list(scaling.rates),
-        "replicas": list(scaling.replicas),
-        "share_of_limit": list(scaling.load_shares),
-        "hours_missed": list(scaling.violated_hours),
-        "gpu_hours": scaling.gpu_hours,
-        "gpu_hours_fixed": scaling.fixed_gpu_hours,
-        "saved": scaling.saved_fraction,
-        "threshold": scaling.scale_up_in_flight,
-        "lead_s": scaling.lead_s,
-        "stabilization_s": scaling.stabilization_s,
-        "drain_s": scaling.drain_s,
-        "starts": scaling.num_starts,
-        "usd_per_day": dict(billing.usd),
+        **{
+            name: {
+                "workers": pool.layout.replicas,
+                "spare_workers": pool.spare_replicas,
+                "gpus": pool.num_gpus,
+                "layout": vars(pool.with_replicas(1).layout),
+                "engine_args": list_args(pool),
+            }
+            for name, pool in pools
+        },
+        "link_gb_per_s": bandwidth / 1e9,
+        "kv_transfer_ms_mean": mean_s * 1e3,
     }
 
 
 def build_plan_json(plan: Plan) -> Fields:
     """Return the content of the plan.json of `plan`."""
-    return serialize_answer(build_answer(plan, FILE_PARTS))
+    return serialize_answer(build_answer(plan))

@@ -1,11 +1,11 @@
 """What would meet the targets where nothing does: other GPUs, formats or limits, less load."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.answers.answer import Answer, Change, Offer, Relaxation, WaysOut
+from planner.answers.limits import list_limits
 from planner.core.progress import try_each
 from planner.planning.candidate import Candidate
 from planner.planning.engine_tuning import HOPELESS_MARGIN
@@ -22,23 +22,40 @@ MIN_USEFUL_LOAD = 0.01
 """Share of the load below which serving less is no way out."""
 
 
-def find_ways_out(
-    plan: Plan, answer: Answer, offer: Callable[[Candidate, Scenario], Offer | None]
-) -> WaysOut | None:
+@dataclass(frozen=True)
+class Relaxation:
+    """A limit that the closest deployment would meet, or a load that the allowed GPUs serve."""
+
+    kind: Literal["limit", "rate", "concurrency", "hours"]
+    name: str  # of the limit
+    given: float  # s, requests/s, requests, or h
+    expected: float | None  # what would do at the expected speed
+    pessimistic: float  # with the asked probability
+
+
+@dataclass(frozen=True)
+class WaysOut:
+    """What would meet the targets where nothing does."""
+
+    change: tuple[str, Scenario, Candidate] | None  # the best deployment that a change allows
+    relaxations: tuple[Relaxation, ...]
+
+
+def find_ways_out(plan: Plan) -> WaysOut | None:
     """Find what would meet the targets; None where the plan does.
 
     Each follows from a search, or from the prediction of the closest deployment.
     """
     if plan.chosen:
         return None
-    change = _find_change(plan, offer)
-    relaxations = list(_relax_limits(answer.best)) if answer.best else []
+    change = _find_change(plan)
+    relaxations = list(_relax_limits(plan.scenario, plan.best)) if plan.best else []
     for _, loads in try_each(_find_feasible_load, {"less load": plan}, "ways out"):
         relaxations += loads or ()
     return WaysOut(change, tuple(relaxations))
 
 
-def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None]) -> Change | None:
+def _find_change(plan: Plan) -> tuple[str, Scenario, Candidate] | None:
     """Find what other formats on these GPUs, then more GPUs, then other kinds of GPU allow.
 
     Of what is probable enough the cheapest, else the likeliest.
@@ -61,11 +78,7 @@ def _find_change(plan: Plan, offer: Callable[[Candidate, Scenario], Offer | None
         options += [(change, each.scenario, each.chosen) for each in plans or () if each.chosen]
         if options and options[-1][2].is_confident:
             break
-    if not options:
-        return None
-    change, scenario, best = min(options, key=lambda each: _rank_fix(each[2]))
-    is_other = best.deployment.gpu not in {each.gpu for each in given.gpus}
-    return Change(change, offer(best, scenario), is_other)
+    return min(options, key=lambda each: _rank_fix(each[2]), default=None)
 
 
 def _has_few_slots(scenario: Scenario) -> bool:
@@ -86,9 +99,10 @@ def _rank_fix(candidate: Candidate) -> tuple[object, ...]:
     return True, -candidate.probability, candidate.cost_key
 
 
-def _relax_limits(best: Offer) -> Iterator[Relaxation]:
+def _relax_limits(scenario: Scenario, best: Candidate) -> Iterator[Relaxation]:
     """List the latency limits that the closest deployment would meet; none if more is missing."""
-    missed = [limit for limit in best.limits if limit.status != "met"]
+    rows = list_limits(scenario, best) if best.prediction.performance else ()
+    missed = [limit for limit in rows if limit.status != "met"]
     if all(limit.target and math.isfinite(limit.use.hi) for limit in missed):
         for limit in missed:
             yield Relaxation("limit", limit.name, limit.limit, limit.value, limit.pessimistic)

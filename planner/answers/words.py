@@ -9,23 +9,22 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from planner.answers.answer import is_same_price
+from planner.answers.answer import PHRASES, is_same_price
 from planner.core import number_format as formats
-from planner.core.readers import read_yaml
 from planner.core.templates import load_macros, render_template
-from planner.core.text import capitalize
+from planner.core.text import UNBREAKABLE_SPACE, capitalize
+from planner.deploy.artifacts import explain_unsupported_artifacts
+from planner.engines.model_registries import judge_model_support
 from planner.hardware.prices import HOURS_PER_MONTH
+from planner.memory.memory_plan import explain_memory_utilization, measure_model
+from planner.models.registry import load_model
 from planner.planning.billing import EQUAL_COST_SHARE
+from planner.planning.disaggregated_search import explain_skipped_pools
 from planner.planning.max_load import is_least_load
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
-from planner.planning.slo import format_latency
-
-PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
-"""Words for verdicts, metrics, formats, risks and what step costs rest on."""
-
+from planner.planning.slo import explain_implausible_limits, format_latency
 
 KNOWN: Mapping[str, Any] = {
     "words": sys.modules[__name__],
@@ -39,9 +38,19 @@ KNOWN: Mapping[str, Any] = {
     "range": formats.format_range,
     "seconds": formats.format_seconds,
     "seconds_range": formats.format_seconds_range,
+    "seconds_ends": formats.format_seconds_ends,
+    "share": formats.format_share,
     "limit_s": formats.format_limit_seconds,
     "latency": format_latency,
     "cap": capitalize,
+    "whole": lambda text: text.replace(" ", UNBREAKABLE_SPACE),
+    "load_model": load_model,
+    "measure_model": measure_model,
+    "judge_model_support": judge_model_support,
+    "explain_memory_utilization": explain_memory_utilization,
+    "explain_unsupported_artifacts": explain_unsupported_artifacts,
+    "explain_skipped_pools": explain_skipped_pools,
+    "explain_implausible_limits": explain_implausible_limits,
     "is_least_load": is_least_load,
     "is_same_price": is_same_price,
     "sure_memory": SURE_MEMORY_PROBABILITY,

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from unicodedata import category
 
+UNBREAKABLE_SPACE = "\u00a0"
+"""Where a line of the terminal may not break."""
+
 
 def get_program_name() -> str:
     """Return the command's name as the user called it: `planner`, or by default `headroom`."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.core.intervals import Interval
-from planner.core.number_format import format_number, format_share
+from planner.core.number_format import format_number
 from planner.engines.deployment import Deployment
 from planner.engines.model_registries import judge_model_support
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
@@ -188,7 +188,7 @@ class Prediction:
             notes += (f"{engine} serves {method} only with the package {package} beside it",)
         if self.rejected_fraction:
             notes += (
-                f"rejected requests: {format_share(self.rejected_fraction)} (prompts longer than"
+                f"rejected requests: {self.rejected_fraction:.1%} (prompts longer than"
                 " max_model_len)",
             )
         if self.performance and self.performance.saturated:

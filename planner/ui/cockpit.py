@@ -20,8 +20,7 @@ import anywidget
 import traitlets
 
 from planner.answers import Answer, build_answer, words
-from planner.answers.build import sweep_costs, sweep_latency
-from planner.answers.words import PHRASES
+from planner.answers.answer import PHRASES, sweep_costs, sweep_latency
 from planner.core.errors import PlannerError, find_near_names
 from planner.core.progress import watch_progress
 from planner.engines.engine import list_engines
@@ -280,7 +279,7 @@ class Cockpit(anywidget.AnyWidget):
 
     def _build_page(self, plan: Plan) -> Page:
         """Build what is shown of a plan, and keep its answer for the charts and for comparisons."""
-        self._told = build_answer(plan, ["growth"])
+        self._told = build_answer(plan)
         return build_page(self._told, self._every_s if self.by_users else None)
 
     def _show_controls(self) -> None:
@@ -307,7 +306,7 @@ class Cockpit(anywidget.AnyWidget):
                 return
             view: dict[str, Any] = self.view
             limit = find_curve_target(self._told, view["target"])
-            latency = sweep_latency(self.plan, limit) if limit else None
+            latency = sweep_latency(self.plan, limit.target) if limit and limit.target else None
             costs = (
                 sweep_costs(self.plan) if limit and self.answer.get("state") == "final" else None
             )

@@ -27,10 +27,10 @@ _BY_MODULE: Mapping[str, str] = {
     ),
     "analysis.sweep": ("get_wait_ms space_logarithmically sweep sweep_tails"),
     "analysis.tail_latency": ("build_latency_table sweep_utilization"),
-    "answers.build": ("build_answer"),
-    "answers.words": ("describe_day describe_headroom explain_replica_loss tell_measure_first"),
+    "answers.answer": ("build_answer"),
+    "answers.words": ("describe_day tell_measure_first"),
     "deploy.alerts": ("list_alert_rules"),
-    "deploy.artifacts": ("explain_benchmark_lengths predict_benchmark_ramp render_artifacts"),
+    "deploy.artifacts": ("predict_benchmark_ramp render_artifacts"),
     "deploy.launch_spec": ("build_launch"),
     "engines.layout": ("SpeculationConfig"),
     "engines.metric_names": ("get_metric_names"),
@@ -60,9 +60,7 @@ _BY_MODULE: Mapping[str, str] = {
         "describe_cheapest_plan"
     ),
     "ui.plan_tables": (
-        "build_candidate_table build_ramp_table build_rejection_table build_relaxation_table "
-        "build_rental_table compare_engines describe_search_effort describe_slo_margin "
-        "explain_choice"
+        "build_candidate_table build_fact_table build_ramp_table build_rejection_table"
     ),
 }
 PLACES = {

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from planner.analysis.layout_tables import Study, begin_study
-from planner.answers import FILE_PARTS, MEMO_PARTS, Answer, build_answer
+from planner.answers import Answer, build_answer
 from planner.core.errors import PlannerError
 from planner.core.files import (
     find_private_folder,
@@ -39,8 +39,6 @@ CURRENT_SCENARIO = "current"
 DEFAULT_SCENARIO = "chat-70b"
 """The current scenario before the cockpit has saved any."""
 CURRENT_SCENARIO_FILE, CHANGES_FILE = Path("current.yaml"), Path("changes.yaml")
-KEPT_ANSWER = "answer.pickle"
-"""The file of an answer beside that of its plan."""
 OpenedPlan = Plan
 """What `open_plan` returns, for those who only show it."""
 
@@ -58,29 +56,27 @@ def open_plan(scenario: str | Path, kept: str | Path = "", time_limit_s: float =
         return search_cached(load_current_scenario(scenario))
 
 
-def open_answer(plan: Plan, kept: str | Path = "") -> Answer:
-    """Return the answer beside the plan in the pickle `kept`; without one build that of `plan`."""
-    if kept and (path := Path(kept).with_name(KEPT_ANSWER)).is_file():
-        return read_pickle(path, Answer)
-    return build_answer(plan, (*FILE_PARTS, *MEMO_PARTS))
+def open_answer(plan: Plan) -> Answer:
+    """Return the answer of an opened plan; that of a report is there already."""
+    return plan if isinstance(plan, Answer) else build_answer(plan)
 
 
-def add_changes(plan: Plan, answer: Answer, time_limit_s: float = math.inf) -> Iterator[Answer]:
-    """Yield `answer` with one what-if of `plan` more each time, searched for up to `time_limit_s`.
+def add_changes(answer: Answer, time_limit_s: float = math.inf) -> Iterator[Answer]:
+    """Yield `answer` with one what-if more each time, searched for up to `time_limit_s`.
 
     None where it has them. An interruption of the kernel ends the search of one; what was found is
     kept, so that the same cell goes on from there when it runs again.
     """
     changes, left_out = list[WhatIf](), list[str]()
-    for name, scenario in propose_changes(plan) if answer.changes is None else ():
+    for name, scenario in propose_changes(answer) if answer.changes is None else ():
         with watch_progress(time_limit_s) as watch:
             tried = try_each(
                 partial(search_to_end, search=search_cached), {name: scenario}, "what-if"
             )
             found = [WhatIf(name, each) for _, plans in tried for each in plans or ()]
             left_out += filter(None, [watch.describe_left_out()])
-        changes += [each for each in found if plan.chosen or each.plan.chosen]
-        yield build_answer(plan, changes=changes, left_out="; ".join(left_out), known=answer)
+        changes += [each for each in found if answer.chosen or each.plan.chosen]
+        yield answer.with_changes(changes, left_out)
 
 
 def open_study(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.answers import FILE_PARTS, MEMO_PARTS, SUMMARY_PARTS, Answer, build_answer
+from planner.answers import build_answer
 from planner.core.files import (
     check_not_overwriting,
     ensure_folder,
@@ -24,9 +24,9 @@ from planner.planning.search import Plan
 from planner.planning.what_if import run_what_ifs
 from planner.tools.fleet import allocation
 from planner.tools.fleet import tables as fleet_tables
-from planner.ui.decision_memo import build_memo
+from planner.ui.decision_memo import Memo, build_memo
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
-from planner.ui.notebook_session import KEPT_ANSWER, search_cached
+from planner.ui.notebook_session import search_cached
 from planner.ui.plan_files import check_plan_folder, write_plan_files, write_plan_folders
 from planner.ui.plan_text import format_answer
 from planner.ui.typesetting import convert_notebook, convert_svg_to_pdf, typeset_pages
@@ -64,13 +64,12 @@ def write_report(
     out = (out or Path("reports") / path.stem).resolve()
     plan = search_cached(load_scenario(name, overrides))
     ensure_folder(out)
-    answer = build_answer(plan, SUMMARY_PARTS)
+    answer = build_answer(plan)
     show_answer(format_answer(answer))
-    answer = build_answer(plan, (*FILE_PARTS, *MEMO_PARTS), known=answer)
+    answer.work_out()
     shown = select_chapters(plan) if notebooks is None else notebooks
     watch, changes = get_progress_watch(), run_what_ifs(plan, search_cached)
-    left_out = watch.describe_left_out()
-    answer = build_answer(plan, changes=changes, left_out=left_out, known=answer)
+    answer = answer.with_changes(changes, [*filter(None, [watch.describe_left_out()])])
     tags = {
         "live": False,  # interactive cells, and content that stands elsewhere in the PDF
         "fits": plan.candidates,
@@ -81,7 +80,7 @@ def write_report(
     left_out_tags = [tag for tag, applies in tags.items() if not applies]
     left_s = watch.limit_s - (watch.clock() - watch.started)
     parameters = {"scenario": str(path.resolve()), "time_limit_s": left_s}
-    with _typeset_notebooks(plan, parameters, shown, left_out_tags, answer) as report:
+    with _typeset_notebooks(answer, parameters, shown, left_out_tags, build_memo(answer)) as report:
         write_plan_files(answer, out, report)
     return out / "report.pdf"
 
@@ -129,7 +128,7 @@ def write_fleet_report(
     }
     notebook, page = NOTEBOOK_DIR / "fleet.ipynb", _build_page(title, facts)
     with _typeset_notebooks(plan, {}, [notebook], ["live"], page) as report:
-        answers = {out / name: build_answer(part, FILE_PARTS) for name, part in members.items()}
+        answers = {out / name: build_answer(part) for name, part in members.items()}
         write_plan_folders(answers, {out / "report.pdf": report})
     return out / "report.pdf", plan.current is not None
 
@@ -137,11 +136,9 @@ def write_fleet_report(
 @contextmanager
 def _typeset_notebooks(
     kept: object, parameters: Mapping[str, Any], notebooks: Sequence[Path], left_out: Sequence[str],
-    title: Mapping[str, Any] | Answer,
+    title: Mapping[str, Any] | Memo,
 ) -> Iterator[Path]:  # fmt: skip
-    """Typeset the outputs of `notebooks` about the plans `kept`, after a title page.
-
-    For an answer the first pages are its memo.
+    """Typeset the outputs of `notebooks` about the plans `kept`, after a title page or a memo.
 
     Yields the path of a PDF that exists until the block ends.
     """
@@ -150,13 +147,10 @@ def _typeset_notebooks(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         write_pickle(work / "plan.pickle", kept)
-        if isinstance(title, Answer):
-            write_pickle(work / KEPT_ANSWER, title)
         values = {**parameters, "kept": str(work / "plan.pickle")}
         executed = execute_notebooks(notebooks, values, work) if notebooks else []
-        memo = dict[str, Any]()
-        if isinstance(title, Answer):
-            memo = build_memo(title).to_json()
+        memo = dict(title.fields) if isinstance(title, Memo) else {}
+        if isinstance(title, Memo):
             if memo["chart"]:
                 (work / "memo-chart.pdf").write_bytes(convert_svg_to_pdf(memo["chart"]))
                 memo["chart"] = "memo-chart.pdf"

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from planner import __version__
 from planner.answers import Answer, serialize_answer
-from planner.answers.words import PHRASES
+from planner.answers.answer import PHRASES
 from planner.core.catalog import StrictEntry, validate_entry
 from planner.core.errors import PlannerError
 from planner.core.files import (
@@ -42,7 +42,12 @@ class _SavedPart(StrictEntry):
 
 
 class _SavedOption(_SavedPart):
+    name: str
     deployment: str
+
+
+class _SavedCost(_SavedPart):
+    usd_per_month: tuple[float | None, float | None, float | None] | None = None
 
 
 class _SavedLimit(_SavedPart):
@@ -57,27 +62,27 @@ class SavedPlan(_SavedPart):
 
     verdict: Literal["holds", "at_risk", "nothing_meets"]
     probability: float = Field(ge=0, le=1)
-    options: dict[str, _SavedOption] = Field(default_factory=dict)
+    options: tuple[_SavedOption, ...] = ()
     engine: str = ""
     engine_version: str = ""
     gpus_rented: int | None = None
     usd_per_hour: tuple[float | None, float | None, float | None] | None = None
-    usd_per_month: tuple[float | None, float | None, float | None] | None = None
+    cost: _SavedCost = _SavedCost()
     limits: tuple[_SavedLimit, ...] = ()
     made: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, str]:
         """What it answers, by name and in words."""
-        chosen = self.options.get("recommended")
+        chosen = {each.name: each.deployment for each in self.options}.get("recommended")
         (usd, *_), period = (
-            (self.usd_per_month, "month")
-            if self.usd_per_month
+            (self.cost.usd_per_month, "month")
+            if self.cost.usd_per_month
             else (self.usd_per_hour or [None], "h")
         )
         return {
             "Verdict": f"{PHRASES['verdicts'][self.verdict]}, {format_probability(self.probability)} likely",
-            "Deployment": chosen.deployment if chosen else "none; the closest:",
+            "Deployment": chosen or "none; the closest:",
             "Engine": f"{self.engine} {self.engine_version}".strip(),
             "GPUs": "" if self.gpus_rented is None else str(self.gpus_rented),
             "Cost": "" if usd is None else f"{format_usd(usd)}/{period}",
@@ -168,13 +173,15 @@ def _render(answer: Answer, out: Path) -> Iterator[tuple[str, str]]:
     chosen, scenario, first = answer.chosen, answer.scenario, answer.measure_first
     limits = (scenario.slo_targets, scenario.storage)
     if chosen:
-        texts = render_artifacts(chosen.prediction, *limits, scenario.output_kinds, answer.day)
+        texts = render_artifacts(
+            chosen.prediction, *limits, scenario.output_kinds, answer.autoscaling
+        )
         for name, text in texts.items():
             if name != SECRETS_FILE or not _has_secrets(out):
                 yield name, text
-    if first and first.files:
-        texts = render_artifacts(first.offer.prediction, *limits, BENCHMARK_ARTIFACTS)
-        for name in first.files:
+    if first and answer.measure_files:
+        texts = render_artifacts(first.prediction, *limits, BENCHMARK_ARTIFACTS)
+        for name in answer.measure_files:
             yield name, texts[name.removeprefix(BENCHMARK_DIR)]
     yield "plan.json", json.dumps(serialize_plan_file(answer), indent=2, allow_nan=False) + "\n"
 

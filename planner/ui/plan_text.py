@@ -3,18 +3,21 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from planner.answers import words
-from planner.answers.answer import Answer, Limit
+from planner.answers.answer import Answer
+from planner.answers.limits import Limit
 from planner.core.errors import PlannerError
 from planner.core.files import get_report_date
 from planner.core.number_format import format_probability
+from planner.core.readers import parse_yaml
 from planner.core.text import escape_to_one_line, format_columns
 from planner.hardware.prices import look_up_gpu_price
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario
 from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, explain_implausible_limits
-from planner.ui.terminal import UNBREAKABLE_SPACE, Colour, TerminalStyle
+from planner.ui.terminal import Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """Exit codes of `headroom plan` by verdict."""
@@ -44,23 +47,14 @@ def format_summary(
     `command` asks this question again, for the next step; `out` is the folder where the files will be.
     """
     style = replace(style, wraps=True)  # in a pipe too, so that it fits a page
-    pairs = render_rows(
-        "summary",
-        answer=answer,
-        command=command,
-        out=out,
-        detailed=detailed,
-        today=get_report_date(),
-        hint=explain_implausible_limits(answer.scenario.slo_targets),
-        whole=lambda text: text.replace(" ", UNBREAKABLE_SPACE),
-    )
+    pairs = _list_summary(answer, command=command, out=out, detailed=detailed)
     width = max((len(label) for label, *_ in pairs), default=0)
     at = next((k for k, (label, *_) in enumerate(pairs) if label == LIMITS_MARK), len(pairs))
     head, tail = (
         style.format_rows([(f"{label:<{width}}", text) for label, text in each])
         for each in (pairs[:at], pairs[at + 1 :])
     )
-    limits = _format_limits(answer.best.limits if answer.best else (), style, answer.scenario)
+    limits = _format_limits(answer.best.limit_rows if answer.best else (), style, answer.scenario)
     parts = [[_format_verdict(answer, style)], head, limits, tail]
     return "\n".join(line for part in parts for line in part)
 
@@ -83,7 +77,8 @@ def format_models(answers: Mapping[str, Answer | PlannerError], style: TerminalS
 def _rank_model(found: Answer) -> tuple[object, ...]:
     """Sort answers by verdict, then by the figure that was the question, then by price and odds."""
     figure, chosen = found.open_figure, found.chosen
-    value = (figure[1] if figure[0] == "limit" else -figure[1]) if figure else 0.0
+    is_limit = found.scenario.found_figure == "limit"
+    value = (figure if is_limit else -figure) if figure else 0.0
     price = chosen.price_key if chosen else (True, math.inf)
     return EXIT_CODES[found.verdict], value, price, -found.probability
 
@@ -125,16 +120,24 @@ def _format_limits(rows: Sequence[Limit], style: TerminalStyle, scenario: Scenar
 
 def format_details(answer: Answer, style: TerminalStyle) -> str:
     """Return all that the summary leaves out, after an empty line."""
-    performance, scenario = answer.performance, answer.scenario
-    targets, named = list(scenario.slo_targets), {t.metric for t in scenario.slo_targets}
-    targets += [SloTarget(m, "p95", 0.0) for m in METRICS if m not in named]
-    latencies = [
-        (t.name, performance.get_for_display(t.metric, t.percentile), t.seconds)
-        for t in targets
-        if performance
-    ]
-    pairs = render_rows("plan", answer=answer, latencies=latencies)
-    return "\n".join(["", *style.format_rows(pairs)])
+    return "\n".join(["", *style.format_rows(_list_details(answer))])
+
+
+def list_facts(answer: Answer) -> list[list[str]]:
+    """List all that the terminal says of an answer, but for its rows of limits, by label."""
+    rows = [*_list_summary(answer), *_list_details(answer)]
+    return [row for row in rows if row[0] != LIMITS_MARK]
+
+
+def _list_summary(answer: Answer, **values: object) -> list[list[str]]:
+    known = {"command": "", "out": "", "detailed": True, **values}
+    return render_rows("summary", answer=answer, today=get_report_date(), **known)
+
+
+def _list_details(answer: Answer) -> list[list[str]]:
+    targets, named = answer.scenario.slo_targets, {t.metric for t in answer.scenario.slo_targets}
+    others = [SloTarget(metric, "p95", 0.0) for metric in METRICS if metric not in named]
+    return render_rows("plan", answer=answer, latencies=[*targets, *others])
 
 
 def format_scenario(scenario: Scenario) -> str:
@@ -148,6 +151,13 @@ def format_scenario(scenario: Scenario) -> str:
         look_up_gpu_price=look_up_gpu_price,
     )
     return f"{head}\n{format_columns(rows)}"
+
+
+def render_page(template: str, **values: object) -> dict[str, Any]:
+    """Return the fields of a template that is YAML; lists without an entry are empty."""
+    text = words.render_words(template, **values).replace("`", "")  # nothing shows code there
+    fields = parse_yaml(text, f"{template}.j2")
+    return {name: [] if value is None else value for name, value in fields.items()}
 
 
 def render_rows(template: str, **values: object) -> list[list[str]]:

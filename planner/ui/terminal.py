@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, TextIO
 
 from planner.core.intervals import Interval
+from planner.core.text import UNBREAKABLE_SPACE
 
 Colour = Literal["green", "amber", "red"]
 ANSI_CODES: dict[Colour, str] = {"green": "32", "amber": "33", "red": "31"}
 DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 40, 100
 BAR_LIMIT_SHARE = 0.8
 """Where on a bar its limit stands; what is beyond 1 / 0.8 of it is drawn at the end."""
-UNBREAKABLE_SPACE = "\u00a0"
 
 
 @dataclass(frozen=True)

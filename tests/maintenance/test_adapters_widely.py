@@ -5,7 +5,6 @@ from test_adapters import ASKED
 
 from planner.answers.ways_out import _free_slots, _has_few_slots
 from planner.planning.scenario import parse_scenario
-from planner.ui.decision_memo import build_memo
 from planner.ui.plan_text import format_answer
 
 
@@ -20,20 +19,18 @@ def test_few_slots_are_a_way_out_before_more_gpus_are() -> None:
     assert "max_loras" not in _free_slots(scenario).engine_args
     answer = answer_of(plan_once(scenario))
     change = answer.ways_out and answer.ways_out.change
-    assert change and change.offer
-    slots, gpus = change.offer.deployment.args.max_loras, change.offer.num_gpus
+    assert change
+    slots, gpus = change[2].deployment.args.max_loras, change[2].prediction.num_gpus
     assert slots > 1 and gpus == 1
-    assert f", max_loras {slots}" in " ".join(format_answer(answer).split())
-    assert any(
-        f"max_loras {slots} in place of 1" in each.title for each in build_memo(answer).options
-    )
+    assert f"({change[0]})" in " ".join(format_answer(answer).split())
 
 
 def test_the_answer_tells_the_slots_and_what_a_cold_adapter_waits_for() -> None:
     answer = answer_of(plan_once(parse_scenario(ASKED, "adapters")))
-    slots, text = answer.adapter_slots, " ".join(format_answer(answer, detailed=True).split())
-    assert slots is not None and answer.best is not None
-    assert slots.count * slots.bytes_each == answer.best.memory.adapters_bytes
-    assert f"of LoRA adapters ({slots.count} slot" in text
-    assert 0 < slots.load_s < slots.cold_s
+    assert answer.best
+    slots, text = answer.best.adapter_slots, " ".join(format_answer(answer, detailed=True).split())
+    assert slots is not None
+    assert slots["count"] * slots["bytes_each"] == answer.best.prediction.memory.adapters_bytes
+    assert f"of LoRA adapters ({slots['count']} slot" in text
+    assert 0 < slots["load_s"] < slots["cold_s"]
     assert "into a slot from host memory" in text

@@ -7,7 +7,6 @@ from test_answer import QUESTIONS
 
 from planner.answers import build_answer
 from planner.core.number_format import format_usd
-from planner.ui.decision_memo import build_memo
 from planner.ui.plan_text import format_answer
 
 
@@ -19,9 +18,8 @@ def test_where_the_day_decides_every_option_has_a_bill_by_the_hour() -> None:
     other = next(each for each in plan.candidates if each.placement_key != chosen.placement_key)
     by_day, safe = replace(chosen, billed_fraction=0.5), replace(other, billed_fraction=0.75)
     told = build_answer(replace(plan, chosen=by_day, safe=safe, candidates=(by_day, safe)))
-    always_on, by_hour = told.options["safe"].bills
+    always_on, by_hour = told.named_options["safe"].bills
     assert by_hour.basis == "scaled by the hour"
     assert by_hour.usd == pytest.approx(0.75 * 730.5 * safe.prediction.usd_per_hour)
     text = " ".join(format_answer(told).split())
     assert f"{format_usd(always_on.usd)}/month, {format_usd(by_hour.usd)} by the hour" in text
-    assert "lowest price by the hour" in build_memo(told).options[0].pro

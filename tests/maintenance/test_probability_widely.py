@@ -4,7 +4,7 @@ from typing import Any
 
 from test_probability import MODEL
 
-from planner.answers.build import build_answer
+from planner.answers import build_answer
 from planner.planning.scenario import parse_scenario
 from planner.planning.search import search_deployments
 from planner.planning.what_if import find_unlisted_gpu
@@ -27,5 +27,5 @@ def test_a_gpu_that_is_not_listed_is_cheaper_and_holds_when_it_is() -> None:
     listed = parse_scenario({**entry, "gpus": [{"gpu": name, "at_most": 8}]}, "listed")
     best = search_deployments(listed).chosen
     assert best and best.cost_key <= candidate.cost_key
-    shown = format_answer(build_answer(plan, ("unlisted",)))
+    shown = format_answer(build_answer(plan))
     assert f"{name}, TP" in shown and "not listed" in shown

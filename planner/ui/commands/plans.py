@@ -104,8 +104,9 @@ add_check = make_command(
 @watch_command
 def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
-    from planner.answers import FILE_PARTS, SUMMARY_PARTS, build_answer
+    from planner.answers import build_answer
     from planner.core.progress import get_progress_watch
+    from planner.deploy.artifacts import explain_unsupported_artifacts
     from planner.planning.scenario import find_scenario_file, load_scenario, read_models
     from planner.planning.search import search_deployments
     from planner.ui.plan_files import (
@@ -127,7 +128,7 @@ def run_plan(options: argparse.Namespace) -> int:
         check_plan_folder(scenario, options.out, force=options.force)
     plan = search_deployments(scenario)
     if options.json:
-        answer = build_answer(plan, FILE_PARTS)
+        answer = build_answer(plan)
         if options.out:
             write_plan_files(answer, options.out)
         print(format_json(serialize_plan_file(answer)))
@@ -136,20 +137,18 @@ def run_plan(options: argparse.Namespace) -> int:
     words += [word for text in options.set for word in ("--set", text)]
     out = shlex.quote(str(options.out)) if options.out else ""
     style = detect_style()
-    answer = build_answer(plan, SUMMARY_PARTS)
+    answer = build_answer(plan)
     command = shlex.join(words)
     summary = format_summary(answer, style, command=command, out=out, detailed=options.all)
     print(summary, flush=True)  # an interruption of what follows leaves it
     if saved:
         print(f"\n{format_beside_saved(saved, answer)}", flush=True)
-    if options.all or options.out:
-        answer = build_answer(plan, FILE_PARTS, known=answer)
     if options.all:
         print(format_details(answer, style), flush=True)
     if options.out:
         names = write_plan_files(answer, options.out)
         print(f"  Written   {', '.join(names)} in {options.out}")
-        for reason in answer.not_written:
+        for reason in explain_unsupported_artifacts(answer):
             print(f"  Files     {reason}")
     if left_out := get_progress_watch().describe_left_out():
         print(*style.format_rows([("Left out", left_out)]), sep="\n")
@@ -180,7 +179,7 @@ def _plan_models(
     options: argparse.Namespace, overrides: dict[str, object], models: list[object]
 ) -> int:
     """Print the plans of several models side by side; the exit code is that of the best verdict."""
-    from planner.answers import FILE_PARTS, Answer, build_answer, serialize_answer
+    from planner.answers import Answer, build_answer, serialize_answer
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search_deployments
     from planner.ui.plan_text import EXIT_CODES, format_models
@@ -195,8 +194,7 @@ def _plan_models(
     for model in dict.fromkeys(names):
         try:
             scenario = load_scenario(options.scenario, {**overrides, "model": model})
-            parts = FILE_PARTS if options.json else ()
-            answers[model] = build_answer(search_deployments(scenario), parts)
+            answers[model] = build_answer(search_deployments(scenario))
         except PlannerError as error:  # such as a format that this model does not have
             answers[model] = error
     if options.json:
