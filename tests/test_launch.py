@@ -8,7 +8,7 @@ import pytest
 from launch_plans import arrived, described, planned, plans
 from shipped import small_scenario
 
-from planner.answers.serialization import serialize_engine_args
+from planner.answers.serialization import list_args
 from planner.core.errors import PlannerError
 from planner.deploy import build_deployment_launch
 from planner.engines.cli_options import get_cli_options
@@ -78,7 +78,7 @@ def test_options_that_are_not_planned_are_passed_on() -> None:
     )
     assert {name: parsed.values[name] for name in PASSED_ON} == PASSED_ON
     assert served.served_name == "chat" and "attention_backend" in scenario.assumptions[-1]
-    saved = json.loads(json.dumps(serialize_engine_args(served.args)))
+    saved = json.loads(json.dumps(list_args(served)))
     assert resolve_engine_args(saved, served.engine, served.gpu, served.model) == served.args
 
 
