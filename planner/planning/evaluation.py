@@ -287,6 +287,15 @@ def estimate_run_hours(scenario: Scenario, candidate: Candidate) -> Interval | N
     )
 
 
+def price_all_hours(
+    scenario: Scenario, candidate: Candidate, more: float = 0.0
+) -> tuple[bool, float]:
+    """Price a job, or an hour of what runs always, and a share `more`."""
+    unpriced, price = candidate.price_key
+    hours = estimate_run_hours(scenario, candidate)
+    return unpriced, price * (hours.mid if hours else 1.0) * (1 + more)
+
+
 def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str, Interval]]:
     """Estimate mean power and energy under the planned load, as (unit, value) pairs."""
     prediction, hours = candidate.prediction, estimate_run_hours(scenario, candidate)

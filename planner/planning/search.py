@@ -61,9 +61,9 @@ from planner.planning.engine_tuning import (
 from planner.planning.evaluation import (
     REPLICA_LIMITS,
     check_against_slos,
-    estimate_run_hours,
     evaluate_candidates,
     get_candidate_workload,
+    price_all_hours,
 )
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.open_figure import ease_figure, settle_open_figure
@@ -347,21 +347,12 @@ def _search_unified(scenario: Scenario, with_options: bool) -> Plan:
         safe = search.find_cheapest(SAFE_PROBABILITY, recommended[:1], max_price=most)
         if safe and (
             safe[0].placement_key == first.placement_key  # with other arguments
-            or _price_all_hours(scenario, safe[0])
-            <= _price_all_hours(scenario, first, SAME_PRICE_SHARE)
+            or price_all_hours(scenario, safe[0])
+            <= price_all_hours(scenario, first, SAME_PRICE_SHARE)
         ):
             recommended = [safe[0], *recommended[1:]]
         gamble = sorted([*gamble, recommended[0]], key=attrgetter("cost_key"))
     return _build_plan(search, rejected, recommended, gamble, safe)
-
-
-def _price_all_hours(
-    scenario: Scenario, candidate: Candidate, more: float = 0.0
-) -> tuple[bool, float]:
-    """Price a job, or an hour of what runs always, and a share `more`."""
-    unpriced, price = candidate.price_key
-    hours = estimate_run_hours(scenario, candidate)
-    return unpriced, price * (hours.mid if hours else 1.0) * (1 + more)
 
 
 def _start_search(

@@ -15,7 +15,7 @@ from planner.hardware.prices import look_up_gpu_price
 from planner.planning.candidate import CLEARLY_LIKELIER, Candidate
 from planner.planning.deployment_builder import load_format
 from planner.planning.engine_tuning import HOPELESS_MARGIN
-from planner.planning.evaluation import may_be_feasible
+from planner.planning.evaluation import may_be_feasible, price_all_hours
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import LayoutSize
 from planner.planning.search import Plan, find_choice, is_promising, search_deployments
@@ -186,7 +186,10 @@ def _find_better(scenario: Scenario, known: Candidate) -> tuple[Candidate, Scena
     if (found := find_choice(scenario) if scenario.gpus else None) is None:
         return None
     is_likelier = found.probability >= known.probability + CLEARLY_LIKELIER
-    is_cheaper = found.cost_key[1] <= CLEARLY_CHEAPER * known.cost_key[1]
+    _, bill = price_all_hours(scenario, found)
+    is_cheaper = bill * found.billed_fraction <= CLEARLY_CHEAPER * (
+        price_all_hours(scenario, known)[1] * known.billed_fraction
+    )
     return (found, scenario) if is_cheaper or is_likelier else None
 
 
