@@ -143,12 +143,11 @@ def list_figures(answer: Answer) -> list[tuple[str, float]]:
                      "ramp", "curve", "ways_out", "saved_usd", "latency_spread")
     }  # fmt: skip
     kinds = [answer.offer(each.candidate) for each in answer.by_gpu if each.candidate]
-    others = [answer.offer(each.candidate) for each in answer.alternatives if each.candidate]
     near = answer.offer(answer.binding_constraint.candidate)
     ways = answer.ways_out.change if answer.ways_out else None
     parts["offers"] = [
         *answer.candidates[:12], *answer.named_options.values(), *answer.other_options.values(),
-        answer.runner_up, answer.measure_first, answer.always_on, *kinds, *others, near,
+        answer.runner_up, answer.measure_first, answer.always_on, *kinds, near,
         answer.offer(ways[2], ways[1]) if ways else None, answer.best_disaggregated,
     ]  # fmt: skip
     parts["with one lost"] = [

@@ -251,7 +251,7 @@ def test_the_exit_codes_are_those_that_are_documented() -> None:
         documented |= dict.fromkeys(re.findall("`([a-z-]+)`", names), codes)
     failing_rows = {"predict": {0, 1}}
     assert documented == {**EXIT_CODES, **failing_rows}
-    assert f"{EXIT_FAILURE} a failure of the planner" in PAGE
+    assert f"{EXIT_FAILURE} a failure of the machine" in PAGE
 
 
 def check_end(command: str, folder: Path, code: int, out: str, err: str) -> None:

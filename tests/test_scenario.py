@@ -119,9 +119,9 @@ def test_an_engine_version_that_no_engine_has_is_refused() -> None:
 @pytest.mark.parametrize(
     ("engine", "version", "told"),
     [
-        ("vllm", "0.33.0", "`--runner pooling`"),
-        ("vllm", "0.8.5", "`--task embed`"),  # --runner came later
-        ("sglang", "0.5.10", "`--is-embedding`"),  # server_args.py
+        ("vllm", "0.33.0", "--runner pooling"),
+        ("vllm", "0.8.5", "--task embed"),  # --runner came later
+        ("sglang", "0.5.10", "--is-embedding"),  # server_args.py
         ("trtllm", None, "no option for embeddings"),
     ],
 )

@@ -213,7 +213,7 @@ def test_a_load_and_its_limit_that_round_alike_show_a_digit_more() -> None:
 
 def test_a_pinned_layout_and_a_tuned_number_of_drafts_are_told() -> None:
     pinned = answer_of(plan_once(load_scenario("chat-70b", {"layout.tp": 4})))
-    assert "pinned by `layout`" in format_answer(pinned, detailed=True)
+    assert "pinned by layout" in format_answer(pinned, detailed=True)
     drafting = answer_of(plan_once(load_scenario("chat-70b", {"speculation.allowed": True})))
     assert drafting.chosen and drafting.chosen.deployment.speculation
     k = drafting.chosen.deployment.num_draft_tokens

@@ -261,7 +261,8 @@ def search_deployments(scenario: Scenario, *, with_options: bool = True) -> Plan
     """
     kind = scenario.open_figure
     settled = settle_open_figure(scenario, is_simulated=True) if kind else scenario
-    early = ["a shorter limit" if kind == "limit" else f"a larger {kind}"] * is_out_of_time()
+    harder = "a shorter limit" if kind == "limit" else f"a larger {kind}"
+    early = [harder] * bool(kind and is_out_of_time())
     plan = _search_all(settled, with_options)
     for _ in range(MAX_EASED if kind else 0):  # short replays may have stood on a limit
         easier = ease_figure(settled)

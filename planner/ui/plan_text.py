@@ -155,8 +155,7 @@ def format_scenario(scenario: Scenario) -> str:
 
 def render_page(template: str, **values: object) -> dict[str, Any]:
     """Return the fields of a template that is YAML; lists without an entry are empty."""
-    text = words.render_words(template, **values).replace("`", "")  # nothing shows code there
-    fields = parse_yaml(text, f"{template}.j2")
+    fields = parse_yaml(words.render_words(template, **values), f"{template}.j2")
     return {name: [] if value is None else value for name, value in fields.items()}
 
 
