@@ -22,7 +22,7 @@ _PLACES = {
     "simulate": "planning.simulation_runs:run_simulation",
     "Scenario": "planning.scenario:Scenario",
     "load_scenario": "planning.scenario:load_scenario",
-    "Plan": "planning.search:Plan",
+    "Plan": "planning.plan:Plan",
     "plan": "planning.search:search_deployments",
     "answer": "answers.serialization:build_plan_json",
 }

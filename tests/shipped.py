@@ -14,8 +14,8 @@ from altair import TopLevelMixin
 from planner.answers import Answer, build_answer
 from planner.core.units import GIB
 from planner.latency.performance import Performance
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, apply_overrides, load_scenario, parse_scenario
-from planner.planning.search import Plan
 from planner.planning.table_rows import ENGINE_ARG_COLUMNS
 from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
 from planner.tools import answer_store

@@ -22,8 +22,8 @@ from planner.core.intervals import Interval
 from planner.core.number_format import format_probability, format_usd
 from planner.hardware.prices import GpuPrice
 from planner.latency.startup_time import StartupTime
+from planner.planning.plan import GAMBLE_PROBABILITY, Plan
 from planner.planning.scenario import load_scenario
-from planner.planning.search import GAMBLE_PROBABILITY, Plan
 from planner.ui.decision_memo import build_memo
 from planner.ui.plan_panel import build_page
 from planner.ui.plan_text import format_answer

@@ -18,7 +18,7 @@ from planner.hardware.gpus import get_gpu
 from planner.parallelism.pipeline import compute_pipeline_bubble
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
-from planner.planning.search import Plan
+from planner.planning.plan import Plan
 from planner.ui.chapter_views import list_framework_questions
 from planner.ui.charts import base as charts
 from planner.ui.charts import cockpit as charts_cockpit

@@ -18,7 +18,8 @@ from planner.latency.step_model import build_step_model
 from planner.planning.candidate import Candidate, sort_by_rule
 from planner.planning.engine_tuning import generate_neighbours, tune_to_margin
 from planner.planning.memory_odds import estimate_memory_probability
-from planner.planning.search import Plan, search_deployments
+from planner.planning.plan import Plan
+from planner.planning.search import search_deployments
 from planner.planning.slo import rate_limit
 from planner.planning.tolerance import EvaluationStore, state_deployment
 from planner.ui.plan_text import format_answer

@@ -12,8 +12,8 @@ from shipped import plan_once, small_plan, small_scenario
 from planner.latency.step_model import build_step_model
 from planner.planning.growth import judge_surge
 from planner.planning.max_load import find_largest, find_max_load, round_figure
+from planner.planning.plan import Plan
 from planner.planning.scenario import parse_scenario
-from planner.planning.search import Plan
 from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import compute_tolerance
 

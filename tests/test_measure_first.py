@@ -8,7 +8,7 @@ from shipped import answer_of, small_plan
 
 from planner.answers import Answer, serialize_answer
 from planner.hardware.prices import HOURS_PER_MONTH, look_up_gpu_price
-from planner.planning.search import Plan
+from planner.planning.plan import Plan
 from planner.planning.what_if import find_measure_first, pin_candidate
 from planner.ui.plan_files import write_plan_files
 from planner.ui.plan_text import format_answer

@@ -36,8 +36,9 @@ from planner.planning.engine_tuning import generate_neighbours
 from planner.planning.growth import GrowthLimit
 from planner.planning.max_load import find_max_load
 from planner.planning.memory_odds import estimate_memory_probability
+from planner.planning.plan import get_reference_deployment
 from planner.planning.scenario import load_scenario
-from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import SloTarget, compute_joint_probability
 from planner.planning.tolerance import EvaluationStore, compute_error_factor

@@ -22,8 +22,9 @@ from planner.deploy import build_launches, list_artifact_files, render_artifacts
 from planner.engines.cli_options import get_cli_options
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.disaggregated_search import search_pools
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.ui.plan_files import write_plan_files
 
 CHEAPER = [[6000, 150, 6, 4000, 25], [3000, 200, 12, 3000, 16], [5000, 150, 7, 4000, 22]]

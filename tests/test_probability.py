@@ -15,8 +15,9 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.step_model import build_step_model
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning import evaluation, tolerance
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
 from planner.planning.what_if import allow_formats, find_unlisted_format
 from planner.simulator.results import SimulationResult

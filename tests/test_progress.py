@@ -27,8 +27,9 @@ from planner.core.progress import (
     try_each,
     watch_progress,
 )
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, load_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.what_if import propose_changes, run_what_ifs
 from planner.ui import notebook_session, progress_line
 from planner.ui.cli import main

@@ -23,8 +23,9 @@ from shipped import answer_of, plan_of, plan_once, sampled
 
 from planner.answers import build_answer, serialize_answer
 from planner.engines.deployment import deploy_on
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, load_scenario
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import search_analytically, search_deployments
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
 from planner.ui import notebook_runner
 from planner.ui.cli import EXIT_FAILURE, main

@@ -19,8 +19,9 @@ from planner.hardware.prices import PriceSelection, look_up_gpu_price
 from planner.models.registry import load_model
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.billing import ApiComparison
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, load_scenario, parse_scenario
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import search_analytically, search_deployments
 
 SMALL = small_fields({
     "gpus": [{"gpu": "L40S", "at_most": 16}],

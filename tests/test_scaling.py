@@ -21,9 +21,10 @@ from planner.planning.autoscaling import (
     plan_autoscaling,
 )
 from planner.planning.billing import compare_billing, measure_budget, price_serverless
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, load_scenario, parse_scenario
 from planner.planning.scenario_schema import ApiEntry, BillingAlternativesEntry, ServerlessEntry
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import search_analytically, search_deployments
 from planner.workload.daily_profile import build_daily_profile, load_daily_profiles
 
 HOURS = (2, 1, 1, 1, 1, 2, 6, 16, 30, 38, 40, 39, 36, 38, 40, 38, 34, 30, 24, 20, 16, 12, 8, 4)

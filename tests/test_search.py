@@ -20,9 +20,10 @@ from planner.planning import search
 from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.evaluation import evaluate_candidate, evaluate_candidates
+from planner.planning.plan import Plan
 from planner.planning.prediction import estimate_hourly_cost
 from planner.planning.scenario import Scenario, list_scenarios, load_scenario, parse_scenario
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import search_analytically, search_deployments
 from planner.planning.search_space import RejectedOption, generate_search_options
 from planner.planning.simulation_runs import simulate_once
 from planner.planning.tolerance import state_deployment

@@ -22,8 +22,9 @@ from planner.memory.deployment_changes import list_changes
 from planner.models.registry import list_models, load_model
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model, explain_refused_start
+from planner.planning.plan import Plan
 from planner.planning.scenario import parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.tools.batch import predict_row
 from planner.tools.lint.report import lint
 

@@ -13,9 +13,9 @@ from planner.answers.words import explain_local_model, explain_outside
 from planner.core.number_format import format_seconds, format_usd
 from planner.engines.deployment import choose_machines
 from planner.hardware.gpus import get_gpu
+from planner.planning.plan import Plan
 from planner.planning.scenario import CandidateGpu
 from planner.planning.scenario_schema import ApiEntry
-from planner.planning.search import Plan
 from planner.planning.tolerance import simulate_candidate
 from planner.planning.what_if import find_unlisted_gpu, run_what_ifs
 from planner.ui import plan_tables as tables

@@ -20,9 +20,9 @@ from planner.core.number_format import (
     format_seconds,
     format_seconds_range,
 )
+from planner.planning.plan import Plan
 from planner.planning.scenario import list_scenarios, load_scenario
 from planner.planning.scenario_schema import ServerlessEntry
-from planner.planning.search import Plan
 from planner.planning.slo import get_limit_status, get_range_at
 from planner.ui.plan_text import format_answer
 from planner.ui.terminal import TerminalStyle, detect_style

@@ -32,8 +32,9 @@ from planner.planning.evaluation import (
     get_load_limit_name,
 )
 from planner.planning.max_load import find_max_load
+from planner.planning.plan import Plan, get_reference_deployment
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan, get_reference_deployment, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.what_if import SUGGESTED_GPUS
 from planner.workload.workload import Workload
 

@@ -10,9 +10,9 @@ from planner.latency.performance import Performance
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.max_load import find_max_load
+from planner.planning.plan import Plan
 from planner.planning.prediction import estimate_hourly_cost, evaluate_batch
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
 from planner.planning.slo import SloTarget
 from planner.workload.workload import Workload
 

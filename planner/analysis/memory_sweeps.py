@@ -25,7 +25,7 @@ from planner.models.architecture import (
 )
 from planner.models.quantization import load_weight_formats
 from planner.models.registry import load_model
-from planner.planning.search import Plan
+from planner.planning.plan import Plan
 from planner.workload.workload import Workload
 
 COMPARED_BATCH = 32

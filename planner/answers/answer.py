@@ -54,9 +54,9 @@ from planner.planning.evaluation import (
 )
 from planner.planning.growth import GrowthLimit, Surge, find_growth_limit, judge_surge
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
+from planner.planning.plan import Plan
 from planner.planning.prediction import evaluate_batch
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan
 from planner.planning.slo import LimitStatus, SloTarget
 from planner.planning.what_if import (
     WhatIf,

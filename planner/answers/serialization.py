@@ -17,7 +17,7 @@ from planner.engines.deployment import Deployment
 from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS
 from planner.memory.memory_plan import measure_model
 from planner.models.registry import load_model
-from planner.planning.search import Plan
+from planner.planning.plan import Plan
 
 
 def to_json(value: Any) -> Any:

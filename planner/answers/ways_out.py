@@ -12,8 +12,9 @@ from planner.planning.engine_tuning import HOPELESS_MARGIN
 from planner.planning.evaluation import get_load_limit_name
 from planner.planning.max_load import find_max_load, get_figure, set_figure
 from planner.planning.open_figure import settle_open_figure
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario
-from planner.planning.search import Plan, search_analytically
+from planner.planning.search import search_analytically
 from planner.planning.what_if import allow_formats, propose_changes, search_to_end
 
 MAX_CHANGES_TRIED = 2

@@ -28,8 +28,9 @@ from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
 from planner.hardware.gpus import get_gpu
 from planner.planning.capacity import count_benchmark_prefix_tokens
+from planner.planning.plan import get_reference_deployment
 from planner.planning.scenario import load_scenario
-from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.table_rows import (
     COLUMN_CATALOG,
     INPUT_COLUMNS,

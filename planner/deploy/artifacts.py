@@ -24,9 +24,9 @@ from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.capacity import count_benchmark_prefix_tokens
 from planner.planning.disaggregated import evaluate_disaggregated
+from planner.planning.plan import Plan
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario_schema import DEFAULT_ARTIFACTS, ArtifactKind
-from planner.planning.search import Plan
 from planner.planning.slo import SloTarget, list_benchmark_targets
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import DEFAULT_RUN_S, Workload

@@ -24,9 +24,12 @@ from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import build_deployment, load_format
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.evaluation import check_against_slos
+from planner.planning.plan import SAFE_PROBABILITY, Plan
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.workload.workload import Workload
 
+MAX_POOL_COST_FACTOR = 2.0
+"""Pools that cost more than so many times the plan without them are of no interest."""
 SCREENING_REQUESTS = 2_000
 """Requests of a screening; a final simulation has all of a run."""
 NUM_ISOLATED_REQUESTS, ISOLATED_LATENCY_SLACK = 200, 1.1
@@ -189,3 +192,45 @@ def evaluate_pools(
     if prediction.performance is None or math.isnan(prediction.performance.request_tps.mid):
         return None
     return check_against_slos(scenario, prediction, preference)
+
+
+def add_pools(whole: Plan) -> Plan:
+    """`whole` with pools among its candidates; the plan is theirs where the rule says so."""
+    scenario, today = whole.scenario, whole.chosen
+    if reason := explain_skipped_pools(scenario):
+        return replace(
+            whole, notes=(*whole.notes, f"pools are not evaluated: {reason}"), without_pools=whole
+        )
+    pools = search_pools(scenario, _get_max_pool_cost(today))
+    best = next((pool for pool in pools if pool.is_feasible), None)
+    together = (*whole.candidates, *pools)
+    if today or best:
+        together = tuple(
+            sorted(
+                together, key=lambda one: (not (one.is_feasible and one.is_simulated), one.rank_key)
+            )
+        )
+    plan = replace(whole, candidates=together, without_pools=whole)
+    if best is None:
+        return plan
+    if today is None or best.rank_key < today.rank_key:
+        binding = whole.binding_constraint
+        notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
+        return replace(
+            plan,
+            chosen=best,
+            runner_up=today,
+            binding_constraint=binding,
+            notes=notes,
+        )
+    safer = best.probability >= SAFE_PROBABILITY and (
+        whole.safe is None or best.cost_key < whole.safe.cost_key
+    )
+    return replace(plan, safe=best) if safer else plan
+
+
+def _get_max_pool_cost(unified: Candidate | None) -> float:
+    """Get what pools may cost beside the plan without them."""
+    if unified is None or unified.cost_key[0]:
+        return math.inf
+    return MAX_POOL_COST_FACTOR * unified.cost_key[1]

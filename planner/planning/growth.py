@@ -16,8 +16,9 @@ from planner.planning.max_load import (
     judge_at_load,
     set_figure,
 )
+from planner.planning.plan import GAMBLE_PROBABILITY, Plan
 from planner.planning.scenario import Scenario
-from planner.planning.search import GAMBLE_PROBABILITY, Plan, search_deployments
+from planner.planning.search import search_deployments
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""

@@ -17,13 +17,14 @@ from planner.engines.layout import SpeculationConfig
 from planner.latency.speculative_decoding import infer_acceptance_rate
 from planner.models.registry import load_model
 from planner.planning.evaluation import get_candidate_workload
+from planner.planning.plan import get_reference_deployment
 from planner.planning.scenario import Scenario, apply_overrides, load_scenario, parse_scenario
 from planner.planning.scenario_schema import (
     MAX_GPUS_PER_KIND,
     MAX_SPARE_REPLICAS,
     coerce_engine_args,
 )
-from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.slo import LatencyMetric, LatencyStatistic, SloTarget
 from planner.workload.workload import Workload
 

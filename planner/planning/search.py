@@ -17,29 +17,16 @@ to fail. The search stops when the cheapest open family costs more than what was
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 from operator import attrgetter, itemgetter
-from typing import Literal
 
 from planner.core.progress import advance, get_progress_watch, is_out_of_time, show_step
 from planner.engines.deployment import Deployment
-from planner.engines.layout import ParallelLayout
 from planner.hardware.gpus import Gpu
-from planner.latency.performance import Performance
-from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import (
-    AutoscalingPlan,
     bill_by_day,
-    plan_autoscaling,
     rank_by_daily_cost,
-)
-from planner.planning.billing import (
-    ApiComparison,
-    BillingComparison,
-    compare_billing,
-    compare_to_api,
 )
 from planner.planning.candidate import (
     CLEARLY_LIKELIER,
@@ -50,8 +37,7 @@ from planner.planning.candidate import (
     mark_as_tuned,
     sort_by_rule,
 )
-from planner.planning.deployment_builder import build_deployment, load_format
-from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
+from planner.planning.disaggregated_search import add_pools
 from planner.planning.engine_tuning import (
     HOPELESS_MARGIN,
     SAFE_ENOUGH_SIGMAS,
@@ -67,6 +53,17 @@ from planner.planning.evaluation import (
 )
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.open_figure import ease_figure, settle_open_figure
+from planner.planning.plan import (
+    GAMBLE_PROBABILITY,
+    SAFE_PROBABILITY,
+    SMALLEST,
+    BindingConstraint,
+    GpuChoice,
+    Plan,
+    describe_room,
+    explain_infeasibility,
+    explain_nearest,
+)
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario
 from planner.planning.search_space import (
@@ -82,18 +79,12 @@ from planner.planning.tolerance import EvaluationStore, state_deployment
 
 MIN_CLOSED_FORM_ODDS = 0.6
 """Share of the asked probability that the closed form gives to a deployment which simulations may confirm."""
-MAX_POOL_COST_FACTOR = 2.0
-"""Pools that cost more than so many times the plan without them are of no interest."""
-GAMBLE_PROBABILITY, SAFE_PROBABILITY = 0.5, 0.95
-"""Probabilities of the two options beside the recommendation."""
 MAX_SAFE_PRICE_FACTOR = 2.0
 """Nobody pays more than so many times the recommendation for the safe option."""
 MAX_DAILY_RIVALS = 3
 """Other GPUs or layouts whose day, scaled by the hour, is held against that of the cheapest."""
 MAX_EASED = 3
 """So many times a figure that was open is made easier by its precision until the plan holds."""
-MAX_REFUSALS = 3
-"""Reasons that are named where the engines refuse all there is."""
 MAX_RUNNER_UP_PROBES = 8
 """Families that are looked at beyond that price for a runner-up with another GPU or layout."""
 MAX_DESCRIBED = 12
@@ -104,150 +95,6 @@ _Open = tuple[tuple[bool, float], int, Family]
 """Price of the fewest open replicas, its turn, its family."""
 _Passed = tuple[Candidate, Family]
 """What passed short simulations, and its family."""
-SMALLEST = "one GPU"
-"""What `BindingConstraint.constraint` is where no smaller deployment exists."""
-
-
-@dataclass(frozen=True)
-class BindingConstraint:
-    """What keeps anything cheaper from doing: a target such as "p95 TPOT", "rate", "memory", or "one GPU"."""
-
-    constraint: str
-    sentence: str
-    candidate: Candidate | None = field(default=None, compare=False, repr=False)  # that it keeps
-
-    def __str__(self) -> str:
-        return self.sentence
-
-
-@dataclass(frozen=True)
-class GpuChoice:
-    """The cheapest plan that holds on one kind of GPU; else what comes nearest there, and why it does not."""
-
-    gpu: Gpu
-    candidate: Candidate | None
-    reason: str  # empty where it holds
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The answer to a scenario."""
-
-    scenario: Scenario
-    chosen: Candidate | None
-    runner_up: Candidate | None  # the best with another GPU or layout
-    gamble: Candidate | None  # the cheapest with a probability of `GAMBLE_PROBABILITY`
-    safe: Candidate | None  # the cheapest with a probability of `SAFE_PROBABILITY`
-    binding_constraint: BindingConstraint
-    candidates: tuple[Candidate, ...]  # from best to worst
-    rejected: tuple[RejectedOption, ...]
-    notes: tuple[str, ...]
-    without_pools: "Plan | None" = None  # where pools are allowed
-    left_out: tuple[str, ...] = ()  # by a time limit
-    search: "_Search | None" = field(default=None, compare=False, repr=False)
-    # of the chosen candidate, if the choice rests on it
-    simulated_day: AutoscalingPlan | None = field(default=None, repr=False)
-
-    @property
-    def without_disaggregation(self) -> "Plan":
-        """The plan in which every replica does both, prefill and decode."""
-        return self.without_pools or self
-
-    @property
-    def is_disaggregated(self) -> bool:
-        return self.chosen is not None and self.chosen.is_disaggregated
-
-    @property
-    def best_disaggregated(self) -> Candidate | None:
-        """The best pools that were looked at."""
-        return next(
-            (candidate for candidate in self.candidates if candidate.is_disaggregated), None
-        )
-
-    @property
-    def best(self) -> Candidate | None:
-        """The chosen candidate, else the one that comes nearest to the service level; None where nothing fits."""
-        return next(iter(self.candidates), None)
-
-    @property
-    def performance(self) -> Performance | None:
-        """What that one is predicted to do."""
-        return self.best.prediction.performance if self.best else None
-
-    @property
-    def options(self) -> dict[str, Candidate]:
-        """The gamble, the recommendation and the safe option, those that there are, by name."""
-        named = {"gamble": self.gamble, "recommended": self.chosen, "safe": self.safe}
-        return {name: candidate for name, candidate in named.items() if candidate}
-
-    @property
-    def probability(self) -> float:
-        """That what is chosen, or comes nearest, starts and meets every target."""
-        return self.best.probability if self.best else 0.0
-
-    @property
-    def verdict(self) -> Literal["holds", "at_risk", "nothing_meets"]:
-        """`holds` where the probability is at least the scenario's `confidence`."""
-        return (
-            "nothing_meets"
-            if self.chosen is None
-            else "at_risk"
-            if self.chosen.at_risk
-            else "holds"
-        )
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why it is at risk, or what the nearest plan misses."""
-        if self.chosen and self.chosen.at_risk:
-            return self.chosen.risks
-        if self.chosen:
-            return ()
-        return self.best.violations if self.best else (self.binding_constraint.sentence,)
-
-    @cached_property
-    def by_gpu(self) -> tuple[GpuChoice, ...]:
-        """The plan on each kind of GPU that the scenario allows, as its search finds it."""
-        if self.search is None:
-            return ()
-        own = self.without_disaggregation.chosen
-        gpus = dict.fromkeys(each.gpu for each in self.scenario.gpus)
-        return tuple(
-            GpuChoice(gpu, own, "")
-            if own and own.deployment.gpu == gpu and own.is_confident
-            else self.search.choose_on(gpu, self.rejected)
-            for gpu in gpus
-        )
-
-    @cached_property
-    def autoscaling(self) -> AutoscalingPlan | None:
-        """The replicas of the chosen candidate by hour; None if the scenario has no daily profile."""
-        if self.scenario.daily_profile is None or not self.chosen:
-            return None
-        return self.simulated_day or plan_autoscaling(self.scenario, self.chosen)
-
-    @cached_property
-    def billing(self) -> BillingComparison | None:
-        """The ways to pay for that day."""
-        return compare_billing(self.scenario, self.autoscaling) if self.autoscaling else None
-
-    @cached_property
-    def api_comparison(self) -> ApiComparison | None:
-        """The plan's cost beside that of the scenario's API; None without one, or without a plan.
-
-        With a daily profile it follows with the replay, which the bills of the day need.
-        """
-        if self.chosen is None or self.scenario.billing_alternatives.api is None:
-            return None
-        if self.scenario.daily_profile and not self.chosen.is_simulated:
-            return None
-        return compare_to_api(self.scenario, self.chosen, self.billing)
-
-    def __str__(self) -> str:
-        if self.chosen is None:
-            return f"{self.scenario.name}: no plan meets the targets. {self.binding_constraint}"
-        after = f" Next best: {self.runner_up}." if self.runner_up else ""
-        return f"{self.scenario.name}: {self.chosen}. {self.binding_constraint}{after}"
 
 
 @show_step("searching")
@@ -278,7 +125,7 @@ def search_deployments(scenario: Scenario, *, with_options: bool = True) -> Plan
 def _search_all(scenario: Scenario, with_options: bool) -> Plan:
     """Search replicas of one kind, and pools where they are allowed."""
     plan = _search_unified(scenario, with_options)
-    return _add_pool_candidates(plan) if scenario.allow_disaggregation else plan
+    return add_pools(plan) if scenario.allow_disaggregation else plan
 
 
 def is_promising(estimate: Candidate) -> bool:
@@ -294,41 +141,6 @@ def find_choice(scenario: Scenario) -> Candidate | None:
         scenario.confidence
     )
     return next(iter(found), None)
-
-
-def _add_pool_candidates(whole: Plan) -> Plan:
-    """`whole` with pools among its candidates; the plan is theirs where the rule says so."""
-    scenario, today = whole.scenario, whole.chosen
-    if reason := explain_skipped_pools(scenario):
-        return replace(
-            whole, notes=(*whole.notes, f"pools are not evaluated: {reason}"), without_pools=whole
-        )
-    pools = search_pools(scenario, _get_max_pool_cost(today))
-    best = next((pool for pool in pools if pool.is_feasible), None)
-    together = (*whole.candidates, *pools)
-    if today or best:
-        together = tuple(
-            sorted(
-                together, key=lambda one: (not (one.is_feasible and one.is_simulated), one.rank_key)
-            )
-        )
-    plan = replace(whole, candidates=together, without_pools=whole)
-    if best is None:
-        return plan
-    if today is None or best.rank_key < today.rank_key:
-        binding = whole.binding_constraint
-        notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
-        return replace(
-            plan,
-            chosen=best,
-            runner_up=today,
-            binding_constraint=binding,
-            notes=notes,
-        )
-    safer = best.probability >= SAFE_PROBABILITY and (
-        whole.safe is None or best.cost_key < whole.safe.cost_key
-    )
-    return replace(plan, safe=best) if safer else plan
 
 
 def _search_unified(scenario: Scenario, with_options: bool) -> Plan:
@@ -616,7 +428,7 @@ def _build_plan(
         else []
     )
     if binding is None:
-        binding = _explain_infeasibility(list(ordered), rejected)
+        binding = explain_infeasibility(list(ordered), rejected)
         return Plan(
             scenario, None, None, None, None, binding, ordered, tuple(rejected), tuple(notes),
             search=search,
@@ -692,13 +504,6 @@ def _state_nearest(search: _Search, most: int = 4) -> list[Candidate]:
     )
 
 
-def _get_max_pool_cost(unified: Candidate | None) -> float:
-    """Get what pools may cost beside the plan without them."""
-    if unified is None or unified.cost_key[0]:
-        return math.inf
-    return MAX_POOL_COST_FACTOR * unified.cost_key[1]
-
-
 def search_analytically(scenario: Scenario) -> Plan:
     """`search_deployments` in closed form, in about a tenth of a second: while a control moves."""
     if scenario.open_figure:
@@ -718,11 +523,11 @@ def search_analytically(scenario: Scenario) -> Plan:
         ordered = sorted(estimate_fewest(scenario, families, is_likely), key=attrgetter("rank_key"))
     if not ordered or not ordered[0].is_feasible:
         ordered.sort(key=attrgetter("limit_utilization"))
-        binding = _explain_infeasibility(ordered, rejected)
+        binding = explain_infeasibility(ordered, rejected)
         return Plan(scenario, None, None, None, None, binding, tuple(ordered), tuple(rejected), ())
     chosen = ordered[0]
     others = (c for c in ordered if c.is_feasible and c.display_key != chosen.display_key)
-    binding = BindingConstraint(SMALLEST, _describe_room(chosen))
+    binding = BindingConstraint(SMALLEST, describe_room(chosen))
     return Plan(
         scenario, chosen, next(others, None), None, None, binding, tuple(ordered), tuple(rejected),
         chosen.prediction.warnings,
@@ -734,7 +539,7 @@ def _find_binding_constraint(
 ) -> BindingConstraint:
     """What the nearest cheaper deployment misses: the gamble, else what replay or closed form refuted."""
     if gamble and gamble[0].price_key < chosen.price_key:
-        return _explain_nearest(gamble[0])
+        return explain_nearest(gamble[0])
     cheaper = [
         (margin, deployment, family.preference_key)
         for margin, deployment, family in search.nearest
@@ -743,7 +548,7 @@ def _find_binding_constraint(
     ]
     if cheaper:
         _, deployment, preference = min(cheaper, key=lambda each: each[0])
-        return _explain_nearest(search.state(deployment, preference))
+        return explain_nearest(search.state(deployment, preference))
     small = [
         rejection for rejection in rejected
         if rejection.bottleneck == "memory" and rejection.gpus < chosen.deployment.layout.num_gpus
@@ -752,71 +557,4 @@ def _find_binding_constraint(
         largest = max(small, key=lambda rejection: rejection.gpus)
         text = f"Fewer GPUs do not hold the model: {largest.description}, {largest.reason}."
         return BindingConstraint("memory", text)
-    return BindingConstraint(SMALLEST, _describe_room(chosen))
-
-
-def _explain_nearest(near: Candidate) -> BindingConstraint:
-    text = f"Closest cheaper option: {near.description}; {near.shortfall}."
-    return BindingConstraint(_get_first_violation(near), text, near)
-
-
-def _get_first_violation(candidate: Candidate) -> str:
-    """The limit that `candidate` breaks first, or "probability"."""
-    return next(iter(candidate.violated_constraints), "probability")
-
-
-def _describe_room(chosen: Candidate) -> str:
-    return (
-        f"No smaller deployment exists. Highest limit utilization: {chosen.limit_utilization:.0%}."
-    )
-
-
-def _explain_infeasibility(
-    candidates: list[Candidate], rejected: list[RejectedOption]
-) -> BindingConstraint:
-    """Why no candidate does, nearest first."""
-    if candidates:
-        near = candidates[0]
-        text = f"Closest: {near.description}; {near.shortfall}."
-        return BindingConstraint(_get_first_violation(near), text)
-    if refusals := _list_refusals(rejected):
-        return BindingConstraint("engine", f"Nothing starts: {'; '.join(refusals)}.")
-    if not rejected:
-        return BindingConstraint(
-            "engine",
-            "No layout of this model is left on these GPUs: sizes have to divide its heads and layers,"
-            " and tensor parallelism is planned inside one machine only.",
-        )
-    last = max(rejected, key=lambda rejection: rejection.gpus)
-    where = "" if last.gpu in last.description else f" on {last.gpu}"
-    return BindingConstraint(
-        last.bottleneck, f"It fits nowhere: {last.description}{where}: {last.reason}"
-    )
-
-
-def _list_refusals(rejected: list[RejectedOption]) -> list[str]:
-    """List the first reasons of what the engines refuse, if that is all there is."""
-    if any(rejection.bottleneck != "engine" for rejection in rejected):
-        return []
-    return list(dict.fromkeys(rejection.reason for rejection in rejected))[:MAX_REFUSALS]
-
-
-def get_reference_deployment(plan: Plan) -> Deployment:
-    """The deployment to talk about: the chosen one, else the nearest, else the widest layout there is."""
-    if plan.best:
-        return plan.best.deployment
-    scenario, candidate_gpu = plan.scenario, plan.scenario.gpus[0]
-    model = load_format(scenario.model, scenario.quantizations[-1])
-    layouts = list_legal_layouts(
-        model,
-        candidate_gpu.gpu,
-        candidate_gpu.max_gpus,
-        candidate_gpu.max_machine_gpus,
-        scenario.engine,
-    ) or [ParallelLayout()]
-    return build_deployment(
-        scenario,
-        candidate_gpu,
-        model,
-        max(layouts, key=lambda layout: (layout.num_gpus, layout.tp)),
-    )
+    return BindingConstraint(SMALLEST, describe_room(chosen))

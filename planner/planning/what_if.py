@@ -16,9 +16,10 @@ from planner.planning.candidate import CLEARLY_LIKELIER, Candidate
 from planner.planning.deployment_builder import load_format
 from planner.planning.engine_tuning import HOPELESS_MARGIN
 from planner.planning.evaluation import may_be_feasible, price_all_hours
+from planner.planning.plan import Plan
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.scenario_schema import LayoutSize
-from planner.planning.search import Plan, find_choice, is_promising, search_deployments
+from planner.planning.search import find_choice, is_promising, search_deployments
 from planner.planning.search_space import Family, build_families
 
 SUGGESTED_GPUS = (

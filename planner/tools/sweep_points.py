@@ -23,6 +23,7 @@ from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
 from planner.planning.deployment_builder import build_deployment
 from planner.planning.evaluation import evaluate_candidate
+from planner.planning.plan import SMALLEST, Plan
 from planner.planning.scenario import (
     CandidateGpu,
     Scenario,
@@ -31,7 +32,7 @@ from planner.planning.scenario import (
     parse_scenario,
 )
 from planner.planning.scenario_schema import MAX_GPUS_PER_KIND
-from planner.planning.search import SMALLEST, Plan, search_analytically, search_deployments
+from planner.planning.search import search_analytically, search_deployments
 from planner.planning.table_rows import build_output_row
 from planner.planning.tolerance import simulate_candidate
 from planner.tools.answer_store import Answer

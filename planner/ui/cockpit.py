@@ -28,8 +28,9 @@ from planner.engines.engine_args import LORA_RANKS
 from planner.hardware.gpus import get_gpu, list_gpus
 from planner.hardware.prices import list_sellers
 from planner.models.registry import list_model_names
+from planner.planning.plan import Plan
 from planner.planning.scenario import CandidateGpu, Scenario, list_scenarios, parse_scenario
-from planner.planning.search import Plan, search_analytically
+from planner.planning.search import search_analytically
 from planner.planning.what_if import FALLBACK_MAX_GPUS, SUGGESTED_GPUS, propose_changes
 from planner.ui import scenario_form
 from planner.ui.notebook_files import list_chapter_notebooks

@@ -27,8 +27,9 @@ from planner.core.files import (
 from planner.core.progress import UNWATCHED, try_each, watch_progress
 from planner.core.readers import read_yaml
 from planner.models.registry import load_model
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, load_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.what_if import WhatIf, propose_changes, search_to_end
 from planner.tools.answer_store import compute_answer_key, hash_file, prune_pickles
 from planner.tools.fleet.allocation import FleetPlan, plan_fleet

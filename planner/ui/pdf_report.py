@@ -19,8 +19,8 @@ from planner.core.files import (
 )
 from planner.core.progress import get_progress_watch
 from planner.core.text import escape_to_one_line
+from planner.planning.plan import Plan
 from planner.planning.scenario import find_scenario_file, load_scenario
-from planner.planning.search import Plan
 from planner.planning.what_if import run_what_ifs
 from planner.tools.fleet import allocation
 from planner.tools.fleet import tables as fleet_tables

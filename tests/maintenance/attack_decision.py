@@ -25,8 +25,9 @@ from planner.planning.engine_tuning import (
     NUM_SEQS_LADDER,
     generate_neighbours,
 )
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.tolerance import state_deployment
 
 ENGINES = ("vllm", "vllm", "vllm", "sglang", "trtllm")

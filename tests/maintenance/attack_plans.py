@@ -54,8 +54,9 @@ from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.candidate import Candidate, describe_deployment
 from planner.planning.engine_tuning import BATCHED_TOKENS_VALUES
 from planner.planning.evaluation import evaluate_candidate
+from planner.planning.plan import GAMBLE_PROBABILITY, Plan
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, parse_scenario
-from planner.planning.search import GAMBLE_PROBABILITY, Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
 from planner.planning.what_if import limit_to_budget
 from planner.simulator.results import SimulationResult

@@ -16,10 +16,11 @@ from planner.deploy import LaunchSpec, build_launch
 from planner.deploy.manifests import MANIFEST_FILES, explain_unsupported_manifests
 from planner.models.registry import _merge_entry_config
 from planner.planning.evaluation import get_candidate_workload
+from planner.planning.plan import Plan
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import parse_scenario
 from planner.planning.scenario_schema import DEFAULT_ARTIFACTS
-from planner.planning.search import Plan, search_analytically
+from planner.planning.search import search_analytically
 from planner.ui.plan_files import write_plan_files
 
 LLAMA, LARGE = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"

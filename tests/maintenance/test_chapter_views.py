@@ -15,8 +15,8 @@ from planner.analysis.layout_tables import Study, begin_study
 from planner.analysis.sensitivity import sweep_knobs
 from planner.analysis.speculation_tables import compare_draft, propose_drafts
 from planner.memory.memory_plan import get_memory_plan
+from planner.planning.plan import Plan
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
-from planner.planning.search import Plan
 from planner.ui import chapter_views as views
 from planner.ui.notebook_files import NOTEBOOK_DIR, list_chapter_notebooks
 from planner.ui.notebook_names import PLACES

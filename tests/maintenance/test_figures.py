@@ -10,7 +10,7 @@ from planner.answers.words import describe_growth_end
 from planner.core.number_format import format_number, format_probability
 from planner.planning.candidate import Candidate
 from planner.planning.growth import find_growth_limit
-from planner.planning.search import Plan
+from planner.planning.plan import Plan
 from planner.planning.tolerance import state_deployment
 
 RATE_TOLERANCE = 0.02

@@ -3,8 +3,9 @@
 import pytest
 from shipped import sampled
 
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 from planner.planning.tolerance import simulate_candidate
 
 

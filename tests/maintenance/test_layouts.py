@@ -8,8 +8,9 @@ from shipped import plan_of
 from planner.analysis import layout_tables as layout_study
 from planner.engines.deployment import deploy_on
 from planner.planning.evaluation import evaluate_candidate
+from planner.planning.plan import Plan
 from planner.planning.scenario import parse_scenario
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 
 
 @pytest.fixture(scope="module")

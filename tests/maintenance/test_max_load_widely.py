@@ -8,8 +8,8 @@ from scenario_generator import small as random_fields
 from shipped import plan_once, small_scenario
 from test_max_load import ONE_L40S
 
+from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, parse_scenario
-from planner.planning.search import Plan
 
 PRECISION = 1.02
 """A largest load is searched to 1%, and rounded down to three digits."""

@@ -17,8 +17,9 @@ from planner.engines.deployment import deploy_on
 from planner.memory.concurrency_limits import find_safe_max_num_seqs
 from planner.memory.memory_plan import MEMORY_TERMS, MemoryPlan, find_max_model_len, plan_memory
 from planner.models.registry import _load_model_catalog, list_models, load_model
+from planner.planning.plan import get_reference_deployment
 from planner.planning.scenario import find_scenario_file, parse_scenario
-from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.search import search_deployments
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 

@@ -11,8 +11,9 @@ from shipped import plan_once, sampled, small_scenario
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
 from planner.planning.capacity import estimate_capacity
+from planner.planning.plan import Plan
 from planner.planning.scenario import parse_scenario
-from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.search import search_analytically, search_deployments
 
 pytestmark = pytest.mark.slow
 

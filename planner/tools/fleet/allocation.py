@@ -23,9 +23,10 @@ from planner.core.readers import read_yaml
 from planner.hardware.gpus import get_gpu
 from planner.planning.candidate import Candidate
 from planner.planning.max_load import find_max_load, get_figure, get_load_kind
+from planner.planning.plan import Plan
 from planner.planning.scenario import CandidateGpu, Scenario, find_scenario_file, load_scenario
 from planner.planning.scenario_schema import MAX_GPUS_PER_KIND, PositiveNumber
-from planner.planning.search import Plan, search_deployments
+from planner.planning.search import search_deployments
 
 DOUBT_USD, GPU_USD, SAFER_PRICE_FACTOR = 0.01, 1e-5, 20
 """USD per hour that e times the probability and one GPU less are worth, to decide between equals; and

@@ -53,8 +53,9 @@ def run_replay(options: argparse.Namespace) -> None:
         print(run_schedule_case(options.case, options.step_log, options.fixed_step_time))
         return
     from planner.planning.evaluation import get_candidate_workload
+    from planner.planning.plan import get_reference_deployment
     from planner.planning.scenario import load_scenario
-    from planner.planning.search import get_reference_deployment, search_deployments
+    from planner.planning.search import search_deployments
     from planner.planning.simulation_runs import list_requests, run_simulation
 
     scenario = load_scenario(options.scenario)
