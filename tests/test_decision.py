@@ -19,6 +19,7 @@ from planner.planning.candidate import Candidate, sort_by_rule
 from planner.planning.engine_tuning import generate_neighbours, tune_to_margin
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.plan import Plan
+from planner.planning.scenario import parse_scenario
 from planner.planning.search import search_deployments
 from planner.planning.slo import rate_limit
 from planner.planning.tolerance import EvaluationStore, state_deployment
@@ -271,3 +272,20 @@ def test_more_slots_make_tokens_slower_and_waits_shorter() -> None:
     assert uses[0] > uses[1] or tightest[1].endswith("TPOT")
     tuned = tune_to_margin(store, usual.with_args(max_num_seqs=1), 0.0)
     assert store.get_margin(tuned, 0.0) <= max(1.0, min(uses) * 1.05)
+
+
+def test_a_layout_that_is_too_dear_at_first_is_looked_at_again() -> None:
+    """What passes for less may not hold: then TP4 in three replicas does, as it says when it is pinned."""
+    asked = {
+        "model": "meta-llama/Llama-3.3-70B-Instruct", "quantization": ["fp8"],
+        "gpus": [{"gpu": "H200-SXM", "at_most": 12}],
+        "workload": {"prompt_tokens": {"mean": 2500}, "output_tokens": {"mean": 400}, "rate": [5, 9]},
+        "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 45}},
+    }  # fmt: skip
+    free, pinned = (
+        search_deployments(parse_scenario(asked | more, "range"), with_options=False)
+        for more in ({}, {"layout": {"tp": 4}})
+    )
+    assert pinned.verdict == "holds" and pinned.chosen
+    assert free.verdict == "holds" and free.chosen
+    assert free.chosen.cost_key <= pinned.chosen.cost_key

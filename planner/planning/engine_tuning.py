@@ -199,7 +199,7 @@ def _take_best_step(store: EvaluationStore, best: Deployment, z: float) -> Deplo
     neighbours = [
         each
         for each in generate_neighbours(store.scenario, best, store.get_max_running(best))
-        if each.args.max_num_seqs == seqs or _change_step(best, each)
+        if each.with_args(max_num_seqs=seqs) != best  # no step of the slots alone
         if not (limit.endswith(PACES) and _change_step(best, each) > 0)
     ]
     margins = store.get_margins(neighbours, z)

@@ -238,6 +238,8 @@ class _Search:
                 *_, family = heappop(heap)
                 if found := self._find_fewest(family, probability, most):
                     passed.append((self.describe(found, family), family))
+                else:  # in more replicas, if what passed for less does not hold
+                    push(family)
                 probes_left -= bool(chosen)
             elif passed:
                 tied = [one for one in passed if one[0].rank_cost <= most]

@@ -69,7 +69,7 @@ class TerminalStyle:
                     text, max(self.width - len(head), 20), break_long_words=False,
                     break_on_hyphens=False,
                 )
-                if self.wraps
+                if self.wraps and text
                 else [text]
             )  # fmt: skip
             indents = [head, *[" " * len(head)] * (len(parts) - 1)]
