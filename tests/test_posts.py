@@ -804,6 +804,25 @@ def test_errors_are_known_however_their_lines_are_broken(
     assert diagnose(log=tmp_path / "server.log").exit_code == 1
 
 
+@pytest.mark.parametrize(
+    "check,waits,found",
+    [
+        ({"start_period": "30s"}, True, True),  # and 3 x 30 s; an 8B needs 16 GB first
+        ({"start_period": "10m", "interval": "10s"}, True, False),
+        ({"start_period": "1m30s", "interval": "500ms"}, True, True),
+        ({"start_period": "30s"}, False, False),  # nobody waits: it becomes healthy later
+        ({"start_period": "${WAIT}"}, True, False),
+    ],
+)
+def test_what_waits_for_a_service_gives_up(check: dict[str, str], waits: bool, found: bool) -> None:
+    check = {"test": "curl -f http://localhost:8000/health", **check}
+    document = yaml.safe_load(write_service("Qwen/Qwen3-8B", healthcheck=check))
+    if waits:
+        needs = {"llm": {"condition": "service_healthy"}}
+        document["services"]["web"] = {"image": "web", "depends_on": needs}
+    assert to_fix(lint(yaml.safe_dump(document))) == ({"healthcheck": "risky"} if found else {})
+
+
 def test_a_file_that_is_no_yaml_says_so(tmp_path: Path) -> None:
     """As GoogleCloudPlatform/kubernetes-engine-samples, ai-ml/infw-gw: its lines are indented unevenly."""
     path = tmp_path / "serve.yaml"

@@ -105,9 +105,13 @@ def read_docker_options(words: Sequence[str]) -> tuple[dict[str, Any], int | Non
 
 
 def read_service_setup(
-    service: Mapping[str, Any], runtime: Literal["docker", "compose"] = "compose"
-) -> ContainerSetup:
-    """Return what a compose service, or `docker run` in its words, gives its container."""
+    service: Mapping[str, Any], runtime: Literal["docker", "compose"] = "compose", *,
+    is_awaited: bool = False,
+) -> ContainerSetup:  # fmt: skip
+    """Return what a compose service, or `docker run` in its words, gives its container.
+
+    Where others wait until it is healthy, its health check gives up as a probe does.
+    """
     reserved = list_items(get_nested(service, "deploy", "resources", "reservations", "devices"))
     gpus = service.get("gpus")
     requests = [*reserved, *list_items(gpus), *([{}] if gpus == "all" else [])]
@@ -131,6 +135,8 @@ def read_service_setup(
         count if isinstance(count, int) else len(named) or None,
         None if is_shared or "/dev/shm" in f"{service.get('volumes')} {service.get('tmpfs')}"
         else parse_bytes(str(size)) if size else DEFAULT_SHM_BYTES,
+        probe="healthcheck",
+        start_limit_s=_read_health_limit(service.get("healthcheck")) if is_awaited else None,
         mounts=mounts,
         volumes=tuple(mounts) if runtime == "compose" else None,
         uses=tuple(_read_service_uses(service, mode == "host")),
@@ -188,6 +194,29 @@ def read_pod_setup(
         uses=tuple(_read_pod_uses(node)),
         network="host" if pod.get("hostNetwork") is True else "shared" if has_others else "own",
     )
+
+
+def _read_health_limit(check: object) -> float | None:
+    """Return after how many seconds a service counts as unhealthy; None if that is not known.
+
+    docs.docker.com, Dockerfile reference: failures within the start period do not count.
+    """
+    if not isinstance(check, Mapping) or not check.get("test"):
+        return None
+    start = _parse_duration(check.get("start_period", "0s"))
+    interval, retries = _parse_duration(check.get("interval", "30s")), check.get("retries", 3)
+    if start is None or interval is None or not isinstance(retries, int):
+        return None
+    return start + interval * retries
+
+
+def _parse_duration(text: object) -> float | None:
+    """Return the seconds of "1m30s"; None for other text."""
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[hms])", str(text))
+    if not parts or "".join(map("".join, parts)) != str(text):
+        return None
+    return sum(float(number) * units[unit] for number, unit in parts)
 
 
 def _read_start_limit(node: Mapping[str, Any]) -> tuple[str, float | None]:

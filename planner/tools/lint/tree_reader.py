@@ -342,7 +342,9 @@ class TreeReader:
     def _read_setup(self, node: YamlMapping, place: _Place) -> ContainerSetup:
         """Return what a compose service or a manifest's container is given."""
         if place.is_compose:
-            return read_service_setup(node)
+            name, others = place.path.rpartition(".")[2], place.parent.values()
+            waits = [get_nested(one, "depends_on", name, "condition") for one in others]
+            return read_service_setup(node, is_awaited="service_healthy" in waits)
         return read_pod_setup(node, place.pod, place.kind, self.objects)
 
     def _read_environment(
