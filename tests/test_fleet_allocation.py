@@ -14,6 +14,7 @@ from shipped import plan_once, small_fields, small_plan, small_scenario
 
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
+from planner.core.number_format import format_usd
 from planner.deploy import render_artifacts
 from planner.tools.fleet import allocation
 from planner.tools.fleet import tables as fleet_tables
@@ -130,7 +131,7 @@ def test_what_breaks_first_is_told() -> None:
     larger = plan.with_limits(stock={"L40S": 4, "H100-SXM": 4})
     steps = fleet_tables.build_growth_step_table(larger)
     assert [*steps["every load, times"]] == [1.0, 1.0, 1.2, 2.0, 2.4]
-    assert [*steps["GPUs"]] == [2, 3, 4, 5, 6] and steps["USD/h"].is_monotonic_increasing
+    assert [*steps["GPUs"]] == [2, 3, 4, 5, 6] and steps["USD/month"].is_monotonic_increasing
     used = fleet_tables.build_gpu_usage_table(plan).groupby("GPU")["GPUs"].sum()
     assert used.to_dict() == plan.entry.stock
     for limit in ({"usd_per_hour_at_most": 4.0}, {"power_at_most": 9.0}):
@@ -170,7 +171,9 @@ def test_a_fleet_is_its_scenarios_plans_side_by_side(tmp_path: Path) -> None:
         for each in rented
     ] == 2 * [(own.gpu.name, own.layout, own.args)]
     said = fleet_tables.format_fleet_plan(plan)
-    assert said.startswith(f"Every scenario is served for ${2 * alone.chosen.usd_per_hour:,.2f}/h")
+    assert said.startswith(
+        f"Every scenario is served for {format_usd(2 * alone.chosen.usd_per_hour * 730.5)}/month"
+    )
     assert f"{2 * alone.chosen.prediction.total_power_w.mid:,.0f} W" in said
     assert f"on {2 * gpus} of 8 L40S, 0 of 0 H100-SXM" in said
     assert plan.entry.stock == {"L40S": 8, "H100-SXM": 0}
@@ -253,6 +256,6 @@ def test_a_fleet_is_a_pdf_and_folders(tmp_path: Path, monkeypatch: pytest.Monkey
     pdf, is_served = report.write_fleet_report(tmp_path / "ours.yaml", tmp_path / "out")
     assert is_served
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
-    for words in ("ours", "One more GPU", "what breaks first", "Figure 2", "3.72/h", "2 of 8 L40S"):
+    for words in ("ours", "One more GPU", "what breaks first", "Figure 2", "$2,720/month", "2 of 8 L40S"):
         assert words in text
     assert (tmp_path / "out" / "one" / "serve.sh").is_file()

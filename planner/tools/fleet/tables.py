@@ -4,8 +4,9 @@ import math
 
 import pandas as pd
 
-from planner.core.number_format import format_probability
+from planner.core.number_format import format_probability, format_usd
 from planner.core.text import format_columns
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.candidate import PROBABILITY_TIE, describe_deployment
 from planner.planning.scenario_schema import MAX_GPUS_PER_KIND
 from planner.tools.fleet.allocation import (
@@ -31,7 +32,9 @@ def describe_runs(allocation: Allocation | None) -> dict[str, str]:
 
 
 def _sum_usd(allocation: Allocation | None) -> float:
-    return math.fsum(option.usd_per_hour for option in (allocation or {}).values())
+    """Sum what all run on costs, USD a month."""
+    hourly = math.fsum(option.usd_per_hour for option in (allocation or {}).values())
+    return hourly * HOURS_PER_MONTH
 
 
 def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
@@ -44,7 +47,7 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
             name,
             plan.scenarios[name].model.rpartition("/")[2],
             describe_runs(plan.current)[name],
-            f"{option.usd_per_hour:,.2f}",
+            format_usd(option.usd_per_hour * HOURS_PER_MONTH),
             format_probability(option.probability, plan.scenarios[name].confidence),
             f"{option.candidate.capacity_utilization:.0%}",
             f"{option.max_load:.2f} times",
@@ -57,7 +60,7 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
             "scenario",
             "model",
             "deployment",
-            "USD/h",
+            "USD/month",
             "likely",
             "of usable capacity",
             "confident up to",
@@ -82,7 +85,7 @@ def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
             kind,
             count,
             plan.count_used(kind),
-            f"{max(_sum_usd(plan.current) - _sum_usd(larger.current), 0.0):,.2f}",
+            format_usd(max(_sum_usd(plan.current) - _sum_usd(larger.current), 0.0)),
             f"{find_max_growth(larger):.2f} times",
         )
         for kind, count in plan.entry.stock.items()
@@ -90,7 +93,7 @@ def build_shadow_price_table(plan: FleetPlan) -> pd.DataFrame:
     ]
     return pd.DataFrame(
         rows,
-        columns=["GPU", "stock", "in use", "one more saves (USD/h)", "and every load may grow to"],
+        columns=["GPU", "stock", "in use", "one more saves a month", "and every load may grow to"],
     )
 
 
@@ -107,9 +110,9 @@ def build_growth_step_table(plan: FleetPlan) -> pd.DataFrame:
     while load < 2 * plan.entry.growth - 1 and (found := allocate_stock(plan, load)):
         runs, gpus = describe_runs(found), sum(option.gpus for option in found.values())
         changes = [f"{name} on {run}" for name, run in runs.items() if before.get(name) != run]
-        rows.append((round(load, 2), gpus, round(_sum_usd(found), 2), "; ".join(changes)))
+        rows.append((round(load, 2), gpus, round(_sum_usd(found)), "; ".join(changes)))
         load, before = GROWTH_STEP / 100 + min(option.max_load for option in found.values()), runs
-    return pd.DataFrame(rows, columns=[LOAD_COLUMN, "GPUs", "USD/h", "what changes"])
+    return pd.DataFrame(rows, columns=[LOAD_COLUMN, "GPUs", "USD/month", "what changes"])
 
 
 def summarize_fleet(plan: FleetPlan) -> str:
@@ -125,7 +128,7 @@ def summarize_fleet(plan: FleetPlan) -> str:
     )
     watts = math.fsum(option.watts for option in plan.current.values())
     return (
-        f"Every scenario is served for ${_sum_usd(plan.current):,.2f}/h and {watts:,.0f} W on average,"
+        f"Every scenario is served for {format_usd(_sum_usd(plan.current))}/month and {watts:,.0f} W on average,"
         f" on {stock}. Likely to meet every target: {_describe_odds(plan.current)}."
     )
 
@@ -139,7 +142,8 @@ def _describe_odds(allocation: Allocation) -> str:
 def describe_safer(plan: FleetPlan) -> str:
     """Describe what is safer within the stock, for how much more; empty if nothing is."""
     current = plan.current or {}
-    safer = allocate_stock(plan, doubt_usd=DOUBT_USD + SAFER_PRICE_FACTOR * _sum_usd(current)) or {}
+    worth = DOUBT_USD + SAFER_PRICE_FACTOR * _sum_usd(current) / HOURS_PER_MONTH
+    safer = allocate_stock(plan, doubt_usd=worth) or {}
     changes = {name: option for name, option in safer.items() if option != current[name]}
     if all(
         changes[name].probability < current[name].probability + PROBABILITY_TIE for name in changes
@@ -147,7 +151,7 @@ def describe_safer(plan: FleetPlan) -> str:
         return ""
     runs = " and ".join(f"{name} on {run}" for name, run in describe_runs(changes).items())
     return (
-        f"Safer, with GPUs that are left: {runs}, for ${_sum_usd(safer) - _sum_usd(current):,.2f}/h"
+        f"Safer, with GPUs that are left: {runs}, for {format_usd(_sum_usd(safer) - _sum_usd(current))} a month"
         f" more. Likely then: {_describe_odds(safer)}."
     )
 
@@ -162,7 +166,7 @@ def describe_growth(plan: FleetPlan) -> str:
         "What runs meets the targets as probably as asked up to"
         f" {min(option.max_load for option in plan.current.values()):.2f} times every load. With"
         f" {plan.entry.growth:g} times every load:"
-        f" {f'${_sum_usd(grown):,.2f}/h ({runs})' if grown else 'not served'}. The largest growth is"
+        f" {f'{format_usd(_sum_usd(grown))}/month ({runs})' if grown else 'not served'}. The largest growth is"
         f" {most:.2f} times: {describe_limits(plan, most + GROWTH_STEP)}."
     )
 
