@@ -19,7 +19,7 @@ MODEL_LEN_STEP_TOKENS = 256
 """max_model_len is rounded up to a multiple of this."""
 NUM_SEQS_STEP = 8
 """max_num_seqs is a multiple of this, because CUDA graphs are captured at such batch sizes."""
-DEFAULT_LORA_SLOTS = 16
+DEFAULT_LORA_SLOTS = 64
 """Default max_loras, the adapter slots; the search tries others (`planning.engine_tuning`)."""
 MAX_NUM_SEQS = 1024
 """The largest max_num_seqs tried: vLLM's own default on its largest GPUs."""

@@ -45,7 +45,7 @@ def generate_startable(scenario: Scenario, usual: Deployment) -> Iterator[Deploy
         shares = list_memory_utilizations(usual)
         changes += [{"gpu_memory_utilization": share} for share in shares if share > 0]
     if scenario.workload.adapters and "max_loras" not in given:
-        changes += [{"max_loras": slots} for slots in (4, 1)]
+        changes += [{"max_loras": slots} for slots in (16, 4, 1)]
     for change in changes:
         changed_args = {"gpu_memory_utilization": args.gpu_memory_utilization, **change}
         with suppress(PlannerError):  # engines have rules for how their arguments go together
