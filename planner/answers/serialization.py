@@ -44,6 +44,7 @@ def serialize_answer(answer: Answer) -> Fields:
     """
     best, scenario, first = answer.best, answer.scenario, answer.measure_first
     commands = {each.role: each.command for each in answer.chosen.launches} if answer.chosen else {}
+    even = answer.surge and answer.surge.even_odds
     kind, load = scenario.found_figure, scenario.workload
     fields = {
         "scenario": scenario.name,
@@ -76,7 +77,7 @@ def serialize_answer(answer: Answer) -> Fields:
             "files": answer.measure_files,
         },
         "rejected": answer.count_rejected(),
-        "max_load": {kind: getattr(load, kind)}
+        "max_load": {kind: getattr(load, kind), "even_odds": even and even.load}
         if answer.chosen and kind in ("rate", "concurrency")
         else None,
         "command": next(iter(commands.values())) if len(commands) == 1 else None,

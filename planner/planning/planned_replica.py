@@ -144,7 +144,10 @@ def _read_question(plan: PlanFile, targets: tuple[SloTarget, ...]) -> Scenario |
     """Read the scenario of a plan, with the load that was found for it; None if it has none."""
     if plan.question is None:
         return None
-    found = {f"workload.{name}": value for name, value in (plan.max_load or {}).items()}
+    figures = plan.max_load or {}
+    found = {
+        f"workload.{name}": figures[name] for name in ("rate", "concurrency") if name in figures
+    }
     scenario = parse_scenario(apply_overrides(plan.question, found, "plan.json"), plan.scenario)
     return replace(
         scenario,
@@ -198,7 +201,7 @@ class PlanFile(_PlanPart):
     scenario: str = "plan.json"
     question: dict[str, Any] | None = None
     pools: dict[str, Any] | None = None
-    max_load: dict[str, float] | None = None
+    max_load: dict[str, float | None] | None = None
     command: tuple[str, ...] | None = Field(default=None, strict=False)
     commands: dict[str, tuple[str, ...]] | None = Field(default=None, strict=False)
 
