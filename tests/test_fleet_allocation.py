@@ -256,6 +256,13 @@ def test_a_fleet_is_a_pdf_and_folders(tmp_path: Path, monkeypatch: pytest.Monkey
     pdf, is_served = report.write_fleet_report(tmp_path / "ours.yaml", tmp_path / "out")
     assert is_served
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
-    for words in ("ours", "One more GPU", "what breaks first", "Figure 2", "$2,720/month", "2 of 8 L40S"):
+    for words in (
+        "ours",
+        "One more GPU",
+        "what breaks first",
+        "Figure 2",
+        "$2,720/month",
+        "2 of 8 L40S",
+    ):
         assert words in text
     assert (tmp_path / "out" / "one" / "serve.sh").is_file()

@@ -262,7 +262,9 @@ def test_a_plan_that_cannot_be_checked_is_told(
 def test_the_largest_load_that_a_plan_found_is_the_planned_one(plan: Path, tmp_path: Path) -> None:
     fields = json.loads((plan / "plan.json").read_text())
     fields["question"]["workload"]["rate"] = "max"
-    (tmp_path / "plan.json").write_text(json.dumps({**fields, "max_load": {"rate": 7.5, "even_odds": 9.0}}))
+    (tmp_path / "plan.json").write_text(
+        json.dumps({**fields, "max_load": {"rate": 7.5, "even_odds": 9.0}})
+    )
     assert load_planned_replica(tmp_path).rate == 7.5
 
 
