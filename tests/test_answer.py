@@ -333,3 +333,14 @@ def test_a_wrong_figure_on_a_surface_is_noticed() -> None:
 def test_an_answer_with_what_ifs_keeps_what_is_worked_out() -> None:
     first = build_answer(small_plan())
     assert first.growth and first.with_changes([], ["late"]).growth is first.growth
+
+
+def test_what_is_left_of_a_budget_is_said_with_what_keeps_it() -> None:
+    """One L40S of $1.86 takes 19% of $10 an hour, and a second one is more than the scenario has."""
+    plan = small_plan({"budget": {"usd_per_hour": 10}, "gpus.0.at_most": 1, "workload.rate": 1})
+    told = serialize_answer(build_answer(plan))
+    assert told["cost"]["budget"] == {
+        "usd_per_hour": 10,
+        "spent_fraction": pytest.approx(told["usd_per_hour"][0] / 10),
+        "is_bound_by_at_most": True,
+    }

@@ -22,8 +22,6 @@ from planner.planning.simulation_runs import SimulationRun, simulate_once
 from planner.planning.slo import SloTarget, compute_tolerance, get_limit_status
 from planner.workload.workload import Workload
 
-GAUGE_SAMPLES = 120
-"""Samples of the gauges of a run."""
 OVERLOAD_RPS = 1e4
 """Requests/s that no deployment serves: what it then serves is its capacity."""
 

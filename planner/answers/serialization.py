@@ -14,9 +14,10 @@ from planner.answers.answer import Answer, Fields, Offer, build_answer
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS
+from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS, Performance
 from planner.memory.memory_plan import measure_model
 from planner.models.registry import load_model
+from planner.planning.billing import measure_budget
 from planner.planning.plan import Plan
 
 
@@ -239,7 +240,7 @@ def _describe_offer(offer: Offer) -> Fields:
             "usd_per_mtok_prompt": usd_per_mtok if side == "prompt" else None,
             "price_tier": price and ("own" if price.is_user_given else price.tier),
             "machines": Counter(f"{size} GPUs" for size in offer.machine_sizes),
-            "budget_usd_per_hour": scenario.budget_usd_per_hour,
+            "budget": measure_budget(scenario, offer),
             "joules_per_output_token": prediction.joules_per_output_token,
         },
         "memory": {
@@ -251,9 +252,14 @@ def _describe_offer(offer: Offer) -> Fields:
             "nearest_measured_run": words.describe_nearest_run(offer),
         },
     }
-    if performance is None:
-        return fields | {"predicted": None}
-    return fields | {
+    return fields | (
+        _describe_performance(offer, performance) if performance else {"predicted": None}
+    )
+
+
+def _describe_performance(offer: Offer, performance: Performance) -> Fields:
+    """Describe what a deployment does under the load, and what it takes of the limits."""
+    return {
         "predicted": {
             **{
                 f"{metric}_ms": _in_ms({s: performance.get(metric, s) for s in LATENCY_STATISTICS})
@@ -267,7 +273,7 @@ def _describe_offer(offer: Offer) -> Fields:
             "decode_batch_mean": performance.decode_batch,
             "requests_replayed": performance.num_simulated_requests,
             "waits_grow": performance.queue_growth,
-            "refused_share": prediction.rejected_fraction,
+            "refused_share": offer.prediction.rejected_fraction,
         },
         "service_level": [
             {
@@ -277,7 +283,7 @@ def _describe_offer(offer: Offer) -> Fields:
                 "predicted_ms": value * 1e3,
                 "holds": not value.mid > target.seconds,
             }
-            for target in scenario.slo_targets
+            for target in offer.scenario.slo_targets
             for value in [performance.get(target.metric, target.percentile)]
         ],
         "capacity_rps": offer.capacity_rps,
