@@ -11,8 +11,7 @@ from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
-from planner.memory.kv_cache import KvCacheLayout, build_kv_layout
-from planner.memory.layer_caches import count_caches
+from planner.memory.kv_cache import KvCacheLayout, build_kv_layout, count_caches
 from planner.models.registry import Model, load_model
 
 

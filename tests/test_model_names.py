@@ -16,7 +16,7 @@ from planner.engines.deployment import deploy_on
 from planner.engines.layout import ParallelLayout
 from planner.latency.step_work import count_step_work
 from planner.memory.weights import compute_weight_bytes
-from planner.models.architecture import GroupedQueryAttention, LatentAttention
+from planner.models.mixers import GroupedQueryAttention, LatentAttention
 from planner.models.quantization import WEIGHT_FORMATS, matches_stored_format
 from planner.models.registry import Model, list_model_names, load_model
 from planner.planning.scenario import load_scenario

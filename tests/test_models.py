@@ -13,9 +13,9 @@ import pytest
 from planner.core.catalog import validate_entry
 from planner.core.errors import PlannerError
 from planner.core.readers import read_yaml
-from planner.memory.layer_caches import count_caches, sum_cache_bytes
-from planner.models.architecture import GroupedQueryAttention, LatentAttention, RecurrentMixer
+from planner.memory.kv_cache import count_caches, sum_cache_bytes
 from planner.models.hf_config import ModelFamily
+from planner.models.mixers import GroupedQueryAttention, LatentAttention, RecurrentMixer
 from planner.models.registry import _load_model_catalog, list_models, load_model
 
 PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")

@@ -13,15 +13,14 @@ from planner.engines.deployment import Deployment
 from planner.latency.step_model import build_step_model
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.kv_cache import assign_stage_layers, resolve_kv_cache_dtype
-from planner.memory.layer_caches import LayerCache, get_kv_element_bytes, list_mixer_caches
 from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.memory.weights import compute_stage_bytes
-from planner.models.architecture import (
-    DecoderLayer,
+from planner.models.architecture import DecoderLayer
+from planner.models.mixers import (
     GroupedQueryAttention,
-    LatentAttention,
-    RecurrentMixer,
+    LayerCache,
     SequenceMixer,
+    get_kv_element_bytes,
 )
 from planner.models.quantization import load_weight_formats
 from planner.models.registry import load_model
@@ -127,13 +126,6 @@ def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame
     return sweep({"length": lengths}, _read)
 
 
-RECURRENT_STATE_LABELS = {
-    "mamba1": "state space (Mamba)", "mamba2": "state space (Mamba-2)", "gdn": "gated delta rule",
-    "kda": "Kimi delta attention", "lightning": "linear attention",
-    "short_conv": "short convolution",
-}  # fmt: skip
-
-
 def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
     """Return what each kind of layer caches, one row per kind on the most expensive stage.
 
@@ -142,7 +134,7 @@ def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
     """
     rows = [
         {
-            "kind of layer": _describe_mixer(mixer), "layers": layers,
+            "kind of layer": mixer.label, "layers": layers,
             "bytes per token": round(layers * _count_token_bytes(memory, mixer) / memory.layout.dcp),
             "bytes per sequence": round(
                 layers
@@ -184,36 +176,20 @@ def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
 
     stage = max(assign_stage_layers(memory.deployment), key=compute_bytes)
     mixers = [mixer for layer in stage for mixer in layer.mixers]
-    return Counter(mixer for mixer in mixers if getattr(mixer, "kind", "") != "compressor")
+    return Counter(mixer for mixer in mixers if mixer.label)
 
 
 def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
     """List the caches of one mixer on one GPU."""
     deployment = memory.deployment
-    return list_mixer_caches(
-        mixer, deployment.layout.tp, resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
+    return mixer.list_caches(
+        deployment.layout.tp, resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
     )
 
 
 def _count_token_bytes(memory: MemoryPlan, mixer: SequenceMixer) -> float:
     """Return the bytes that a layer keeps of every token of the context."""
     return sum(each.token_bytes for each in _list_caches(memory, mixer) if each.kind == "full")
-
-
-def _describe_mixer(mixer: SequenceMixer) -> str:
-    """Describe a mixer in words."""
-    if isinstance(mixer, RecurrentMixer):
-        return RECURRENT_STATE_LABELS.get(mixer.kind, mixer.kind)
-    if not mixer.stores_kv:
-        return "attention on an earlier layer's cache"
-    if isinstance(mixer, LatentAttention):
-        kind, indexed = "latent attention (MLA)", mixer.has_indexer_cache
-    else:
-        kind, indexed = "full attention", bool(mixer.index_heads)
-        if mixer.window:
-            kind = "attention in chunks" if mixer.chunked else "sliding window"
-    kind += " with an indexer" * indexed
-    return f"{kind} of {mixer.window:,}" if mixer.window else kind
 
 
 def _spell_out(memory: MemoryPlan, mixer: SequenceMixer) -> str:

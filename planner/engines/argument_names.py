@@ -12,6 +12,9 @@ class ArgumentNames(SourcedEntry):
     """One engine's entry of `catalogs/flags/arguments.yaml`, whose head explains every field."""
 
     arguments: dict[str, str]
+    sizes: dict[str, str] = Field(
+        default={"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}
+    )
     cache: dict[str, str] = Field(default_factory=dict)
     methods: dict[str, str] = Field(default_factory=dict)
     drafting: dict[str, str] = Field(default_factory=dict)

@@ -190,6 +190,8 @@ class CliOptions:
     def _read_option(self, word: str, words: Sequence[str], start: int) -> tuple[ParsedOption, int]:
         """Read the option `word` with its values in `words[start:]`; return it and their end."""
         written, equals, text = word.partition("=")
+        if written[:2] in self.by_spelling and written not in self.by_spelling:  # -qfp8
+            written, equals, text = word[:2], "=", word[2:]
         name, dot, key = written.partition(".")
         spellings = self.find_spellings(name)
         if len(spellings) != 1 or (dot and "json" not in self[spellings[0]].kind):

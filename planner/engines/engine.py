@@ -104,6 +104,18 @@ class EngineFacts(StrictEntry):
     static_memory: StaticMemory | None = None
     num_seqs_of_model: dict[str, PositiveInt] = Field(default_factory=dict)
     num_seqs_with_draft: PositiveInt | None = None
+    own_constants: bool = False
+    backend_blocks: bool = False
+    shares_layer_caches: bool = True
+    window_pages: bool = True
+    state_checkpoints: bool = False
+    lean_copies: bool = True
+    padded_experts: bool = False
+    scheduler_0_33: bool = True
+    tensor_parallel_only: bool = False
+    pads_heads: bool = True
+    gathers_expert_tokens: bool = False
+    mxfp4_widened_from: NonNegativeFloat = 0
     shares_limits: bool = False
     state_pool: SplitPool | None = None
     window_pool: SplitPool | None = None
@@ -161,6 +173,16 @@ class Engine:
     def release(self) -> Version:
         """The version for comparing; a nightly build counts as the newest known version."""
         return Version.parse(self.version) if self.version[0].isdigit() else self.facts_version
+
+    @property
+    def constants_release(self) -> Version:
+        """The release whose constants of `catalogs/memory.yaml` hold: the newest for unmeasured engines."""
+        return self.release if self.facts.own_constants else Version(99, 0)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the engine that is meant where none is named."""
+        return self.name == "vllm"
 
     @property
     def is_v0(self) -> bool:

@@ -8,7 +8,6 @@ from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
 from planner.core.versions import Version
 from planner.engines.engine import Engine
 from planner.hardware.gpus import Gpu
-from planner.models.architecture import LatentAttention
 from planner.models.registry import Model
 
 
@@ -65,15 +64,10 @@ def explain_unsupported_format(name: str, gpu: Gpu, engine: Engine) -> str:
 
 def explain_unsupported_attention(model: Model, gpu: Gpu, engine: Engine) -> str:
     """Explain why an engine has no kernels for a model's attention on a GPU; empty if it has."""
-    latent = [m for m in model.architecture.attentions if isinstance(m, LatentAttention)]
-    has = {
-        "compressed": any(mixer.window for mixer in latent),
-        "sparse": any(mixer.index_heads and not mixer.window for mixer in latent),
-    }
+    kinds = sorted({mixer.attention_kind for mixer in model.architecture.attentions} - {""})
     reasons = (
         _explain_first_refusal("attention", kind, f"{kind} latent attention", gpu, engine)
-        for kind, applies in has.items()
-        if applies
+        for kind in kinds
     )
     return next(filter(None, reasons), "")
 

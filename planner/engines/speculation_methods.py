@@ -14,10 +14,7 @@ from planner.engines.engine import Engine
 from planner.engines.layout import SpeculationConfig
 from planner.models.architecture import (
     DecoderLayer,
-    DenseMlp,
-    GroupedQueryAttention,
     ModelArchitecture,
-    MoeBlock,
 )
 from planner.models.quantization import UNQUANTIZED
 from planner.models.registry import Model, load_model
@@ -158,14 +155,10 @@ def _build_draft_layer_config(
     architecture: ModelArchitecture, method: DraftMethod
 ) -> dict[str, object]:
     """Build the config.json of a dense one-layer draft as wide as the target's active layers."""
-    mlps = [layer.mlp for layer in architecture.layers]
-    dense = [mlp.intermediate for mlp in mlps if isinstance(mlp, DenseMlp)]
-    sparse = [
-        mlp.num_active_experts * mlp.intermediate + mlp.shared_intermediate
-        for mlp in mlps
-        if isinstance(mlp, MoeBlock)
-    ]
-    mixer = next((m for m in architecture.mixers if isinstance(m, GroupedQueryAttention)), None)
+    mlps = [layer.mlp for layer in architecture.layers if layer.mlp]
+    dense = [mlp.intermediate for mlp in mlps if not mlp.num_experts]
+    sparse = [mlp.num_active_experts * mlp.intermediate + mlp.shared_intermediate for mlp in mlps]
+    mixer = next((m for m in architecture.attentions if not m.is_latent), None)
     heads = mixer.heads if mixer else max(1, architecture.hidden // 128)
     return {
         "model_type": "llama", "num_hidden_layers": 1, "hidden_size": architecture.hidden,

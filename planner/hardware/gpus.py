@@ -118,6 +118,11 @@ class Gpu:
         is_desktop = family == "blackwell" and (self.compute_capability or 0) >= 12
         return f"{family}-desktop" if is_desktop else family
 
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it runs FlashAttention 3 and FlashMLA, and NCCL's buffers of NVLink switches."""
+        return self.architecture == "hopper"
+
     def __str__(self) -> str:
         return (
             f"{self.name} ({self.memory_bytes / GIB:.1f} GiB, {self.memory_bandwidth / GB:,.0f}"

@@ -17,13 +17,8 @@ from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
 from planner.engines.engine import Engine, select_entry_for_release
 from planner.hardware.gpus import Gpu
-from planner.latency.step_work import (
-    AttentionWork,
-    ExpertWork,
-    MatmulWork,
-    resolve_planned_kv_dtype,
-)
-from planner.memory.kv_cache import get_kv_element_bytes
+from planner.latency.step_work import ExpertWork, MatmulWork, resolve_planned_kv_dtype
+from planner.models.mixers import AttentionWork, get_kv_element_bytes
 
 HOPPER_CLOCK_HZ = 1.98e9
 """Clock of H100 SXM, to which `kernel_s` refers.
@@ -112,7 +107,7 @@ NEAREST_FORMAT = {
 def get_expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernelEfficiency:
     """Return the kernel of `engine` on `gpu`; for an unmeasured generation that of Hopper."""
     kernels, name = load_expert_kernels(), f"{gpu.kernel_generation} {format}"
-    name = select_entry_for_release(name, engine, kernels) if engine.name == "vllm" else name
+    name = select_entry_for_release(name, engine, kernels) if engine.facts.own_constants else name
     near = NEAREST_FORMAT.get(format, format)
     names = name, f"{gpu.kernel_generation} {near}", f"hopper {format}", f"hopper {near}"
     return next(kernels[name] for name in names if name in kernels)

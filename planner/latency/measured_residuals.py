@@ -112,7 +112,8 @@ def name_attention(layers: Sequence[DecoderLayer]) -> str:
     for mixer in (layer.mixer for layer in layers):
         is_sparse = getattr(mixer, "index_heads", 0) or getattr(mixer, "compress", 1) != 1
         within = " sparse" if is_sparse else " window" if getattr(mixer, "window", None) else ""
-        kinds.add(f"{type(mixer).__name__}{within}")
+        name = "LatentAttention" if mixer and mixer.is_latent else type(mixer).__name__
+        kinds.add(f"{name}{within}")
     return "+".join(sorted(kinds))
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from planner.engines.deployment import Deployment
 from planner.latency.step_model import StepModel
-from planner.models.architecture import GroupedQueryAttention
 from planner.workload.traces import Trace
 from planner.workload.workload import Workload
 
@@ -33,7 +32,9 @@ def count_concurrent_readers(deployment: Deployment) -> float:
     mixer = sequence_mixers.pop()
     if (
         sequence_mixers
-        or not isinstance(mixer, GroupedQueryAttention)
+        or not mixer
+        or mixer.is_latent
+        or not mixer.kv_heads
         or mixer.window
         or not deployment.gpu.multiprocessors
     ):

@@ -98,7 +98,7 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     may be slower. Returns None for engines other than vLLM.
     """
     validate_storage(storage)
-    if deployment.engine.name != "vllm":
+    if not deployment.engine.facts.own_constants:
         return None
     model, layout, args = deployment.model, deployment.layout, deployment.args
 

@@ -11,16 +11,10 @@ import numpy as np
 
 from planner.engines.deployment import Deployment
 from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.memory.kv_cache import get_kv_element_bytes, resolve_kv_cache_dtype
+from planner.memory.kv_cache import resolve_kv_cache_dtype
 from planner.memory.weights import compute_weight_bytes
-from planner.models.architecture import (
-    DecoderLayer,
-    GroupedQueryAttention,
-    LatentAttention,
-    MoeBlock,
-    RecurrentMixer,
-    WeightTensor,
-)
+from planner.models.architecture import DecoderLayer, WeightTensor
+from planner.models.mixers import AttentionWork, get_kv_element_bytes
 from planner.models.registry import Model
 from planner.parallelism.sharding import compute_shard_shape
 
@@ -28,12 +22,6 @@ MIN_MMA_ROWS = {"hopper": 64}
 """Fewest query rows of a matrix instruction, by GPU architecture.
 
 A decoding GQA group is padded to them (wgmma: 64).
-"""
-DELTA_RULE_PASSES = 3
-"""Values that the delta rule's chunked kernels pass on per result, with gates and triangles.
-
-Triton's kernels take as long as 9 passes over queries, keys, values and results, on L40S and RTX
-PRO 6000 (AIConfigurator 0.12's tables of Gated DeltaNet under vLLM 0.24, 2026-09).
 """
 
 
@@ -63,22 +51,6 @@ class ExpertWork:
     bytes: float  # of one expert
     flops: float  # of one row in one expert
     row_bytes: float  # activations that one row moves: in, between and out, in 16 bit
-
-
-@dataclass(frozen=True)
-class AttentionWork:
-    """Attention layers with one span: the cost of one context token of a sequence on one GPU.
-
-    All layers are summed.
-    """
-
-    kind: str  # grouped, latent, sparse (latents that an indexer selects) or index (its scores)
-    window: int | None
-    bytes: float  # KV read per context token in decode
-    # per context token, with one query per sequence padded to what a matrix instruction multiplies
-    decode_flops: float
-    query_flops: float  # per (query, context token), unpadded
-    prefill_flops: float
 
 
 @dataclass(frozen=True)
@@ -113,7 +85,8 @@ def _count_matmul(
     wanted = "" if scheme is None else scheme.activation
     # vLLM has MXFP4 kernels for compute capability 10 alone, and widens on newer ones (Marlin;
     # issues 30135, 2025-12: RTX PRO 6000; 41477, 2026-05: GB10)
-    widened = deployment.engine.name == "vllm" and (deployment.gpu.compute_capability or 0) >= 12
+    widens_from = deployment.engine.facts.mxfp4_widened_from
+    widened = 0 < widens_from <= (deployment.gpu.compute_capability or 0)
     if scheme is not None and scheme.method == "mxfp4" and "fp4" in peaks and not widened:
         wanted = "fp8"  # FlashInfer's MXFP4 x MXFP8 kernels
     dtype = wanted if wanted in peaks else wide
@@ -154,7 +127,7 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
         weights = [
             weight for weight in layer.weights if weight.linear and weight.part == "routed_experts"
         ]
-        if not weights or not isinstance(layer.mlp, MoeBlock):
+        if not weights or not layer.mlp:
             continue
         dtype, _, _, bits = _count_matmul(model, weights[0], deployment, prefix)
         scheme = model.quantization.get_weight_format(weights[0], prefix)
@@ -215,52 +188,16 @@ def resolve_planned_kv_dtype(deployment: Deployment) -> str:
 
 
 def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
-    """Count what attention reads and multiplies per context token, by window.
-
-    With decode context parallelism a rank attends to 1 / dcp of the tokens, with the queries of dcp
-    ranks.
-    """
-    tp, dcp = deployment.layout.tp, deployment.layout.dcp
-    width = get_kv_element_bytes(resolve_planned_kv_dtype(deployment))
+    """Sum what attention reads and multiplies per context token, by kind and window."""
+    layout, width = deployment.layout, get_kv_element_bytes(resolve_planned_kv_dtype(deployment))
     rows = MIN_MMA_ROWS.get(deployment.gpu.architecture, 16)
     totals: dict[tuple[str, int | None], np.ndarray] = {}
-
-    def add(kind: str, window: int | None, times: int, *costs: float) -> None:
-        totals[kind, window] = totals.get((kind, window), np.zeros(4)) + times * np.array(costs)
-
     for layer, times in deployment.model.architecture.distinct_layers.items():
         for mixer in layer.mixers:
-            if isinstance(mixer, GroupedQueryAttention):
-                flops = 2.0 * mixer.heads / tp * (mixer.head_dim + mixer.v_head_dim)
-                min_heads = rows * max(mixer.kv_heads / tp, 1.0) / dcp
-                padded = (
-                    2.0 * max(mixer.heads / tp, min_heads) * (mixer.head_dim + mixer.v_head_dim)
-                )
-                kv_bytes = (
-                    max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
-                )
-                window = mixer.selected_tokens or mixer.window
-                add("grouped", window, times, kv_bytes / dcp, padded, flops, flops)
-                if mixer.index_heads:  # it scores the whole context in bf16
-                    score = 2.0 * max(mixer.index_heads / tp, 1.0) * mixer.index_dim
-                    add("index", None, times, mixer.index_bytes, score, score, score)
-            elif isinstance(mixer, LatentAttention):
-                queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
-                decode = queries * mixer.heads / tp
-                padded = queries * max(mixer.heads / tp, rows / dcp)
-                expanded = (
-                    2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rotary_dim + mixer.v_dim)
-                )
-                # latents that are selected or compressed are not expanded
-                is_dense = mixer.spans == ((None, 1),)
-                kind, prefill = ("latent", expanded) if is_dense else ("sparse", padded)
-                costs = mixer.kv_elements * width / dcp, padded, decode, prefill
-                for reach, latents in mixer.spans:
-                    add(kind, reach, times, *(latents * cost for cost in costs))
-                # the indexer scores the whole context, in fp8: twice the bf16 rate
-                if mixer.has_indexer_cache:
-                    score = mixer.index_heads * mixer.index_dim / mixer.compress
-                    add("index", None, times, mixer.index_bytes, score, score, score)
+            for work in mixer.count_attention(layout.tp, layout.dcp, width, rows):
+                kind, window, *costs = vars(work).values()
+                total = totals.setdefault((kind, window), np.zeros(4))
+                total += times * np.array(costs)
     return tuple(AttentionWork(kind, window, *costs) for (kind, window), costs in totals.items())
 
 
@@ -275,21 +212,8 @@ def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
         if weight.linear
     ]
     used = [scheme for scheme in schemes if scheme is not None]
-    count = 0
-    # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
-    for mixer in layer.mixers:
-        count += (
-            5
-            if isinstance(mixer, GroupedQueryAttention)
-            else 9
-            if isinstance(mixer, LatentAttention)
-            else 8
-        )
-        if isinstance(mixer, LatentAttention) and mixer.has_indexer_cache:
-            count += 7  # query and key projections, norm, rotation, quantization, scores, top-k
-        elif isinstance(mixer, GroupedQueryAttention) and mixer.index_heads:
-            count += 2  # scores, top-k; the rest is fused with those of queries and keys
-    if isinstance(layer.mlp, MoeBlock):  # norm, router, top-k; the rest is the fused kernel's
+    count = sum(mixer.kernels for mixer in layer.mixers)
+    if layer.mlp and layer.mlp.num_experts:  # norm, router, top-k; the rest is the fused kernel's
         count += 3 + 2 * bool(layer.mlp.shared_intermediate)
     elif layer.mlp is not None:
         count += 2
@@ -304,23 +228,19 @@ def _count_token_bytes(deployment: Deployment) -> float:
     Each value is written once and read once. A mixer or an MLP adds to the residual and normalises
     (two values in, two out), reads that and writes its result: 6 `hidden`, whole on every GPU.
     Between its linears the inner values are sharded like the weights. Those of routed experts are
-    in `ExpertWork.row_bytes`. The chunked delta rule passes on `DELTA_RULE_PASSES` values of its
-    own.
+    in `ExpertWork.row_bytes`. The chunked delta rule passes on values of its own.
     """
     architecture, total = deployment.model.architecture, 0.0
     for layer, times in architecture.distinct_layers.items():
         blocks = len(layer.mixers) + (layer.mlp is not None)
-        delta = any(
-            isinstance(mixer, RecurrentMixer) and mixer.kind in ("gdn", "kda")
-            for mixer in layer.mixers
-        )
+        delta_passes = sum(mixer.delta_passes for mixer in layer.mixers)
         inner = 0
         for weight in layer.weights:
             if weight.linear and weight.part != "routed_experts":
                 rows, cols, copies = compute_shard_shape(weight, deployment.layout)
                 inner += copies * (cols if weight.shard == "row" else rows)
-                if delta and weight.shard == "row" and weight.part == "linear_ssm":
-                    inner += DELTA_RULE_PASSES * copies * cols
+                if weight.shard == "row" and weight.part == "linear_ssm":
+                    inner += delta_passes * copies * cols
         total += times * (6 * architecture.hidden * blocks + 2 * inner)
     return 2.0 * total
 
@@ -349,10 +269,7 @@ def _count_step_work_cached(deployment: Deployment) -> StepWork:
         head=MatmulWork(*_count_matmul(model, head, deployment)),
         vocab=architecture.vocab,
         contexts=_count_attention(deployment),
-        state_bytes=2.0
-        * sum(
-            m.compute_state_bytes(tp) for m in architecture.mixers if isinstance(m, RecurrentMixer)
-        ),
+        state_bytes=2.0 * sum(mixer.compute_state_bytes(tp) for mixer in architecture.mixers),
         kernels=sum(
             times * _count_kernels(model, layer, prefix)
             for (layer, prefix), times in model.distinct_layers.items()

@@ -85,15 +85,15 @@ class DeploymentChange:
 
     def list_settings(self, deployment: Deployment) -> dict[str, Any]:
         """List the engine's own arguments that change, with their values."""
-        engine = deployment.engine.name
+        names = load_argument_names(deployment.engine.name)
         if self.argument == "layout":
-            names = {"tp": {"tgi": "num_shard"}.get(engine, "tensor_parallel_size"),
-                     "pp": "pipeline_parallel_size"}  # fmt: skip
-            sizes = {ours: getattr(self.value, ours) for ours in names}
-            before = vars(deployment.layout)
-            return {names[ours]: size for ours, size in sizes.items() if size != before[ours]}
-        theirs = load_argument_names(engine).engine_names.get(self.argument, self.argument)
-        return {theirs: self.value}
+            before, after = vars(deployment.layout), vars(self.value)
+            return {
+                theirs: after[ours]
+                for ours, theirs in names.sizes.items()
+                if after[ours] != before[ours]
+            }
+        return {names.engine_names.get(self.argument, self.argument): self.value}
 
     def describe(self, deployment: Deployment) -> str:
         """Describe the change by the engine's own names."""

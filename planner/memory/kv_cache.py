@@ -12,33 +12,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.core.errors import PlannerError
-from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.speculation_methods import list_draft_layers
-from planner.memory.layer_caches import (
+from planner.models.architecture import DecoderLayer, ModelArchitecture
+from planner.models.mixers import (
+    KERNEL_BLOCK_TOKENS,
     CacheKind,
     LayerCache,
-    count_caches,
     get_kv_element_bytes,
-    sum_cache_bytes,
-)
-from planner.models.architecture import (
-    DecoderLayer,
-    GroupedQueryAttention,
-    LatentAttention,
-    ModelArchitecture,
-    RecurrentMixer,
 )
 from planner.parallelism.pipeline import split_layers_into_stages
 
-KERNEL_BLOCK_TOKENS = 16
-"""Tokens per block are a multiple of this (FlashAttention, FlashAttention-MLA)."""
 MAX_GROUP_SIZE_RATIO = 1.5
 """Up to this ratio of layer counts, groups have the largest count, beyond it the smallest."""
-FIRST_RELEASE_WITH_HYBRID_POOL = Version(0, 10)
-"""Before this release, V1 stored windows like full attention."""
-FIRST_RELEASE_WITH_GDN_CHECKPOINTS = Version(0, 33)
-"""Since then, cached gated-delta-rule states are at multiples of 64 tokens and cost a page more."""
 
 
 @dataclass(frozen=True)
@@ -271,22 +257,32 @@ def compute_state_block_size(caches: Mapping[LayerCache, int], align: int) -> in
 def get_backend_block_size(
     architecture: ModelArchitecture, kv_cache_dtype: str, compute_capability: float | None
 ) -> int:
-    """Get the block size of the attention backend: 64 for sparse MLA and FlashMLA, else mostly 16.
+    """Get the block size that all attention backends of the model take."""
+    width, in_hybrid = get_kv_element_bytes(kv_cache_dtype), architecture.is_hybrid
+    sizes = (
+        mixer.get_block_size(width, compute_capability, in_hybrid)
+        for mixer in architecture.attentions
+    )
+    return max(sizes, default=KERNEL_BLOCK_TOKENS)
 
-    FlashMLA runs FP8 on Hopper. vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64,
-    FlashInfer-MLA 32 (Blackwell), DeepSeek-V4 256, MINIMAX_M3_SPARSE 128.
-    """
-    if any(isinstance(m, GroupedQueryAttention) and m.index_heads for m in architecture.attentions):
-        return 128
-    latent = next((m for m in architecture.attentions if isinstance(m, LatentAttention)), None)
-    if latent is not None and latent.window:
-        return 256
-    if latent is None or architecture.is_hybrid:
-        return KERNEL_BLOCK_TOKENS
-    uses_flash_mla = compute_capability == 9.0 and get_kv_element_bytes(kv_cache_dtype) < 2
-    if latent.index_heads or uses_flash_mla:
-        return 64
-    return 32 if int(compute_capability or 0) == 10 else KERNEL_BLOCK_TOKENS
+
+def count_caches(
+    layers: Sequence[DecoderLayer], tp: int, kv_cache_dtype: str, k: int = 0, shares: bool = True
+) -> Counter[LayerCache]:
+    """Count the equal caches of all layers on one of `tp` ranks, with `k` speculative tokens."""
+    counts: Counter[LayerCache] = Counter()
+    for layer, times in Counter(layers).items():
+        for mixer in layer.mixers:
+            for cache in mixer.list_caches(tp, kv_cache_dtype, k, shares):
+                counts[cache] += times
+    return counts
+
+
+def sum_cache_bytes(caches: Mapping[LayerCache, int]) -> tuple[float, float, int]:
+    """Sum the bytes of caches: per token of a long context, of full windows, and of states."""
+    token = sum(cache.token_bytes * n for cache, n in caches.items() if cache.kind == "full")
+    windows = sum(cache.window * cache.token_bytes * n for cache, n in caches.items())
+    return token, windows, sum(cache.state_bytes * n for cache, n in caches.items())
 
 
 def resolve_kv_cache_dtype(deployment: Deployment) -> str:
@@ -312,33 +308,25 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     architecture, facts = deployment.model.architecture, engine.facts
     dtype, k = resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
     stages = [
-        count_caches(layers, layout.tp, dtype, k, shares=engine.name != "sglang")
+        count_caches(layers, layout.tp, dtype, k, shares=facts.shares_layer_caches)
         for layers in assign_stage_layers(deployment)
     ]
     block_size = args.block_size or facts.block_size
-    if engine.name == "vllm" and args.block_size is None:
+    if facts.backend_blocks and args.block_size is None:
         block_size = get_backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
     states, held = 1 + k, math.inf
     if split := _split_pools(deployment, stages, block_size):
         (groups, pages, used), held = split
     elif any(cache.kind == "state" for stage in stages for cache in stage):
-        has_gdn = any(
-            isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn"
-            for mixer in architecture.mixers
-        )
-        has_checkpoints = (
-            args.enable_prefix_caching
-            and has_gdn
-            and engine.release >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
-        )
+        checkpoints = max(mixer.checkpoint_tokens for mixer in architecture.mixers)
+        if not (args.enable_prefix_caching and facts.state_checkpoints):
+            checkpoints = 0
         block_size = compute_state_block_size(
-            sum(stages, Counter()), max(block_size, 64 if has_checkpoints else KERNEL_BLOCK_TOKENS)
+            sum(stages, Counter()), max(block_size, checkpoints, KERNEL_BLOCK_TOKENS)
         )
-        states += args.enable_prefix_caching + has_checkpoints
+        states += args.enable_prefix_caching + bool(checkpoints)
     if not split:
-        groups, pages, used = group_caches(
-            stages, block_size, states, hybrid=engine.release >= FIRST_RELEASE_WITH_HYBRID_POOL
-        )
+        groups, pages, used = group_caches(stages, block_size, states, hybrid=facts.window_pages)
     batches = layout.pp + args.async_scheduling if facts.window_batches == "concurrent" else 1
     return KvCacheLayout(
         groups=groups,

@@ -390,7 +390,7 @@ def _estimate_after_pool(memory: MemoryPlan) -> tuple[float, Interval]:
             - round(runtime_overhead.get_base_driver_context(deployment))
         )
     rest = free - memory.budget_bytes + memory.activation.mid
-    if deployment.engine.name != "vllm":
+    if deployment.engine.facts.memory_budget != "total":
         return rest, Interval.from_value(0)
     graphs = Interval.from_value(0) if "cudagraph" in memory.budgeted_terms else memory.cudagraph
     return rest, runtime_overhead.estimate_after_pool(deployment, graphs)

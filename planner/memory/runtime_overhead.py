@@ -14,7 +14,7 @@ from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.engine import Engine
 from planner.engines.engine_args import list_cudagraph_sizes
-from planner.models.architecture import DenseMlp, LatentAttention, ModelArchitecture, MoeBlock
+from planner.models.architecture import ModelArchitecture
 from planner.models.registry import Model
 
 FLASH_ATTENTION3_SPLITS = 32
@@ -82,13 +82,8 @@ def get_constant(name: str, version: Version, file: str = "memory.yaml") -> Fitt
     return next((c for since, c in reversed(_load_constants(file)[name]) if since <= version), None)
 
 
-def _get_constants_release(deployment: Deployment) -> Version:
-    """Return the vLLM release whose constants hold; other engines use the newest."""
-    return deployment.engine.release if deployment.engine.name == "vllm" else Version(99, 0)
-
-
 def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstant:
-    fitted_constant = get_constant(name, _get_constants_release(deployment))
+    fitted_constant = get_constant(name, deployment.engine.constants_release)
     assert fitted_constant is not None, name
     return fitted_constant
 
@@ -136,14 +131,11 @@ def _count_inner_elements(
     """Count elements per token on a rank: of the widest dense block, and of routed experts."""
     layout = deployment.layout
     dense = experts = 0.0
-    for layer in architecture.distinct_layers:
-        if isinstance(layer.mlp, DenseMlp):
-            dense = max(dense, layer.mlp.matrices * layer.mlp.intermediate / layout.tp)
-        elif isinstance(layer.mlp, MoeBlock):
-            inner = layer.mlp.intermediate / (1 if layout.ep > 1 else layout.tp * layout.dp)
-            width = max((layer.mlp.matrices - 1) * inner, architecture.hidden) + inner
-            experts = max(experts, layer.mlp.num_active_experts * width)
-            dense = max(dense, layer.mlp.matrices * layer.mlp.shared_intermediate / layout.tp)
+    for mlp in filter(None, (layer.mlp for layer in architecture.distinct_layers)):
+        dense = max(dense, mlp.matrices * mlp.dense_width / layout.tp)
+        inner = mlp.intermediate / (1 if layout.ep > 1 else layout.tp * layout.dp)
+        width = max((mlp.matrices - 1) * inner, architecture.hidden) + inner
+        experts = max(experts, mlp.num_active_experts * width)
     return dense, experts
 
 
@@ -192,7 +184,7 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
     hidden = 2.0 * tokens * architecture.hidden
     dense, experts = _count_inner_elements(architecture, deployment)
     left, inner, patches = _estimate_vision_bytes(deployment)
-    expert_workspace = get_constant("expert-workspace", _get_constants_release(deployment))
+    expert_workspace = get_constant("expert-workspace", deployment.engine.constants_release)
     workspace = Interval.from_value(0)
     # kernels for MXFP4 (Marlin) keep no buffers between layers
     if expert_workspace and deployment.model.quantization.method != "mxfp4":
@@ -239,10 +231,10 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
             deployment.layout.tp > 1 and "fabric" in deployment.gpu.link
         )
         return _get_deployment_constant(deployment, name).as_non_negative_interval
-    elsewhere, release = Interval.from_value(0), _get_constants_release(deployment)
-    if deployment.gpu.architecture != "hopper" and release >= Version(0, 17):
+    elsewhere = Interval.from_value(0)
+    if not deployment.gpu.is_hopper:
         elsewhere = _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
-    elif deployment.gpu.architecture == "hopper" and deployment.layout.tp > 4:
+    elif deployment.layout.tp > 4:
         elsewhere = _get_deployment_constant(deployment, "non-torch-wide").as_interval
     base = _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment))
     interval = base.as_non_negative_interval + elsewhere
@@ -298,11 +290,9 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
         size <= deployment.args.max_num_seqs * (1 + deployment.num_draft_tokens) for size in sizes
     )
     first = _get_deployment_constant(deployment, "graph-first-mib").multiply(MIB)
-    if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= Version(
-        0, 11
-    ):
-        widths = (m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim)
-                  for m in architecture.attentions)  # fmt: skip
+    has_full_graphs = _get_deployment_constant(deployment, "full-graphs").value
+    if deployment.gpu.is_hopper and has_full_graphs:
+        widths = (mixer.heads * mixer.output_width for mixer in architecture.attentions)
         splits = (
             FLASH_ATTENTION3_SPLITS * max(widths, default=0) // deployment.layout.tp * sizes[-1] * 4
         )
@@ -311,7 +301,7 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     per_layer = _get_deployment_constant(
         deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer"
     )
-    full = max(0, decode - 1) if _get_constants_release(deployment) >= Version(0, 11) else 0
+    full = has_full_graphs * max(0, decode - 1)
     return first + per_layer.multiply(
         MIB
         * layers

@@ -11,20 +11,15 @@ from math import ceil, prod
 from operator import attrgetter
 
 from planner.core.units import GIB, MIB
-from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import get_draft_method, resolve_draft_model
 from planner.memory.runtime_overhead import offloads_weights
-from planner.models.architecture import DecoderLayer, MoeBlock, WeightTensor
+from planner.models.architecture import DecoderLayer, WeightTensor
 from planner.models.registry import DTYPE_BYTES, Model
 from planner.parallelism.pipeline import split_layers_into_stages
 from planner.parallelism.sharding import compute_shard_shape
 
-FIRST_RELEASE_WITH_SHARED_ROTARY = Version(0, 33)
-"""The first known version with one multimodal rotary table for Qwen3-VL and its successors (until
-0.20.2 at least: four) and with towers on the first pipeline stage only (models/qwen3_vl.py:1818,
-interfaces.py:392)."""
 MXFP4_TILE_SIZES = (128, 256)
 """Multiples to which inner and hidden size of MXFP4 experts are padded.
 
@@ -44,8 +39,6 @@ RADEON_LOADED_BYTES, INSTINCT_LOADED_BYTES = 0.3 * GIB, 0.7 * GIB
 0 to 0.7 GiB in starts of vLLM 0.11 to 0.13 on Radeon AI PRO R9700; 0.3 to 1.7 in those of 0.11 to 0.18
 on MI300X, 5 models (vllm-memory-estimator's validation set).
 """
-FIRST_RELEASE_WITH_PADDED_EXPERTS = Version(0, 18)
-"""Nemotron-3-Nano-30B-A3B-FP8 on one H200 takes 30.5 GiB until 0.16, 31.4 in 0.18 to 0.20."""
 EXPERT_TILE = 128
 """The inner size of packed experts without a gate is padded to a multiple of this."""
 LARGE_ALLOCATION_BYTES, ALLOCATION_STEP_BYTES = 10 * MIB, 2 * MIB
@@ -114,11 +107,7 @@ def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
     model, layout = deployment.model, deployment.layout
     if model.architecture.vision_towers and not deployment.loaded_vision_towers:
         model = replace(model, architecture=replace(model.architecture, vision_towers=()))
-    stages = list(
-        _sum_stage_bytes(
-            model, layout, deployment.engine.release >= FIRST_RELEASE_WITH_SHARED_ROTARY
-        )
-    )
+    stages = list(_sum_stage_bytes(model, layout, deployment.engine.facts.lean_copies))
     if deployment.speculation is not None:
         stages[-1] += compute_draft_bytes(model, deployment.speculation, layout)
     adapters, offloaded = compute_adapter_slot_bytes(deployment), count_offloaded_bytes(deployment)
@@ -212,15 +201,15 @@ def compute_loaded_bytes(deployment: Deployment) -> tuple[int, ...]:
 
     On ROCm all memory in use counts (vLLM 0.19.1 platforms/rocm.py, get_current_memory_usage).
     """
-    stages, release = compute_stage_bytes(deployment), deployment.engine.release
-    if deployment.engine.name != "vllm":
+    stages, facts = compute_stage_bytes(deployment), deployment.engine.facts
+    if not facts.own_constants:
         return stages
     measures, loaded = [_compute_copied_bytes], 0.0
     if deployment.gpu.vendor == "amd":
         measures.append(_compute_rocm_padding)
         is_instinct = "fabric" in deployment.gpu.link
         loaded = INSTINCT_LOADED_BYTES if is_instinct else RADEON_LOADED_BYTES
-    elif release >= FIRST_RELEASE_WITH_PADDED_EXPERTS:
+    elif facts.padded_experts:
         measures.append(_compute_expert_padding)
     model, layout = deployment.model, deployment.layout
     added = [_sum_over_stages(model, layout, measure) for measure in measures]
@@ -267,7 +256,7 @@ def _compute_expert_padding(
 
     vLLM 0.19.1 quantization/utils/flashinfer_utils.py:435, flashinfer_fp4_moe.py:251.
     """
-    if not isinstance(layer.mlp, MoeBlock) or layer.mlp.matrices != 2:
+    if not layer.mlp or not layer.mlp.num_experts or layer.mlp.matrices != 2:
         return 0.0
     total = 0.0
     for weight in layer.weights:

@@ -5,6 +5,7 @@ needs code of its own.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,21 +16,13 @@ from planner.core.errors import PlannerError
 from planner.models import transformer_blocks as blocks
 from planner.models.architecture import (
     DecoderLayer,
-    DenseMlp,
-    GroupedQueryAttention,
+    FeedForward,
     ModelArchitecture,
-    MoeBlock,
-    RecurrentMixer,
-    SequenceMixer,
     WeightTensor,
 )
 from planner.models.config_reader import CONFIG_FIELD_CATALOG, ConfigReader
-from planner.models.layer_kinds import (
-    FieldOverrides,
-    LayerKind,
-    classify_layers,
-    look_up_layer_types,
-)
+from planner.models.layer_kinds import LayerKind, classify_layers, look_up_layer_types
+from planner.models.mixers import Attention, SequenceMixer
 from planner.models.sequence_mixers import RECURRENT_MIXER_BUILDERS, build_compressed_attention
 from planner.models.vision_encoders import VISION_TOWER_BUILDERS, build_generic_encoder
 
@@ -82,7 +75,8 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
     hidden, vocab = c.read_int("hidden_size"), c.read_int("vocab_size", maximum=2**24)
     tied = (top if "tie_word_embeddings" in top.config else c).read_bool("tie_word_embeddings")
     kinds = classify_layers(c)
-    built = {kind: _build_layer(c, hidden, *kind) for kind in dict.fromkeys(kinds)}
+    built = {kind: _build_layer(c, hidden, kind) for kind in dict.fromkeys(kinds)}
+    attentions = (mixer for layer in built.values() for mixer in layer.attentions)
     return ModelArchitecture(
         model_type=top.read_text_field("model_type", "unknown"),
         hidden=hidden,
@@ -90,7 +84,7 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
         max_position=c.read_int("max_position_embeddings", maximum=2**31),
         layers=tuple(built[kind] for kind in kinds),
         embedding_and_head=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied)
-        + _build_rotary_tables(c, built.values()),
+        + _build_rotary_tables(c, attentions),
         vision_towers=_build_vision_towers(top, hidden),
         mtp_layers=_build_mtp_layers(c, hidden, kinds),
         tied=tied,
@@ -131,49 +125,40 @@ _ENCODER_PARAMETERS_FIELD = "encoder_parameters"
 """A field of the catalog's own: parameters of encoders that have no builder."""
 
 
-def _build_layer(
-    c: ConfigReader,
-    hidden: int,
-    mixer_kind: str,
-    ffn_kind: str,
-    overrides: FieldOverrides,
-) -> DecoderLayer:
+def _build_layer(c: ConfigReader, hidden: int, kind: LayerKind) -> DecoderLayer:
     """Build a layer of this kind with all its weights."""
-    c = c.override(dict(overrides)) if overrides else c
-    mixer: SequenceMixer | None = None
-    extra: RecurrentMixer | None = None
-    ffn: DenseMlp | MoeBlock | None = None
+    c = c.override(dict(kind.fields)) if kind.fields else c
+    mixers: tuple[SequenceMixer, ...] = ()
+    ffn: FeedForward | None = None
     weights: tuple[WeightTensor, ...] = ()
-    if mixer_kind == "compressed":
-        mixer, extra, weights = build_compressed_attention(c, hidden)
-    elif mixer_kind in ("recurrent", "both"):
-        kind = c.read_text_field("recurrent")
-        if kind not in RECURRENT_MIXER_BUILDERS:
+    if kind.mixer == "compressed":
+        mixers, weights = build_compressed_attention(c, hidden, kind.compress_ratio)
+    elif kind.mixer in ("recurrent", "both"):
+        name = c.read_text_field("recurrent")
+        if name not in RECURRENT_MIXER_BUILDERS:
             raise c.make_field_error(
                 "model_type",
                 "a family whose recurrent layers are known",
                 c.get_or_default("model_type"),
             )
-        state, weights = RECURRENT_MIXER_BUILDERS[kind](c, hidden)
-        mixer = state
-    if mixer_kind == "full" and c.get_or_default("kv_lora_rank") is not None:
-        mixer, weights = blocks.build_latent_attention(c, hidden)
-    elif mixer_kind in ("full", "sliding", "chunked", "both"):
-        extra = mixer if isinstance(mixer, RecurrentMixer) else None
-        mixer, more = blocks.build_attention(
-            c, hidden, "full" if mixer_kind == "both" else mixer_kind
+        state, weights = RECURRENT_MIXER_BUILDERS[name](c, hidden)
+        mixers = (state,)
+    if kind.mixer in ("full", "sliding", "chunked", "both"):
+        is_latent = kind.mixer == "full" and c.get_or_default("kv_lora_rank") is not None
+        attention, more = (
+            blocks.build_latent_attention(c, hidden, kind.indexer)
+            if is_latent
+            else blocks.build_attention(c, hidden, kind)
         )
+        mixers, weights = (attention, *mixers), weights + more
+    if kind.ffn != "none":
+        build = blocks.build_moe_block if kind.ffn == "moe" else blocks.build_dense_mlp
+        ffn, more = build(c, hidden)
         weights += more
-    if ffn_kind != "none":
-        ffn, more = (blocks.build_moe_block if ffn_kind == "moe" else blocks.build_dense_mlp)(
-            c, hidden
-        )
-        weights += more
-    has_one_norm = "none" in (mixer_kind, ffn_kind) or (
-        c.read_bool("parallel_attn") and not c.read_bool("new_decoder_architecture")
-    )
-    count = c.read_int("norms", 1 if has_one_norm else 2, minimum=0)
-    moe_norms = c.read_int("moe_norms", 0) if ffn_kind == "moe" else 0
+    has_both = kind.mixer != "none" and kind.ffn != "none"
+    is_parallel = c.read_bool("parallel_attn") and not c.read_bool("new_decoder_architecture")
+    count = c.read_int("norms", 1 + has_both * (not is_parallel) if ffn or mixers else 0, minimum=0)
+    moe_norms = c.read_int("moe_norms", 0) if kind.ffn == "moe" else 0
     input_size = c.read_int("hidden_size_per_layer_input", 0, minimum=0)
     # hyper-connections before attention and feed-forward
     streams = c.read_int("hc_mult", 0, minimum=0)
@@ -191,7 +176,7 @@ def _build_layer(
         *(((connection,) * 2, blocks.build_vector("hc.base", 2 * (mixing + 3), bits=32))
           if streams else ()),
     ])  # fmt: skip
-    return DecoderLayer(mixer, ffn, weights, extra)
+    return DecoderLayer(mixers, ffn, weights)
 
 
 def _build_embedding_and_head(
@@ -230,27 +215,21 @@ def _build_embedding_and_head(
 
 
 def _build_rotary_tables(
-    c: ConfigReader, layers: Iterable[DecoderLayer]
+    c: ConfigReader, attentions: Iterable[Attention]
 ) -> tuple[WeightTensor, ...]:
     """Build the rotary tables on every GPU: positions by rotary dimension, per kind of layer."""
     if c.read_bool("no_rope"):
         return ()
     parameters = c.get_nested("rope_parameters") or c.get_nested("rope_scaling") or {}
     tables = set()
-    for mixer in (layer.mixer for layer in layers):
-        if mixer is None or isinstance(mixer, RecurrentMixer):
-            continue
-        local = (
-            c.read_bool("local_rope")
-            and mixer.window is not None
-            and getattr(mixer, "compress", 0) == 0
-        )
+    for mixer in attentions:
+        local = c.read_bool("local_rope") and mixer.is_local
         rope = parameters.get("sliding_attention" if local else "full_attention", parameters)
         r = ConfigReader(
             rope if isinstance(rope, Mapping) else {}, {}, f"{c.location}, rope_parameters"
         )
         kind, dim = r.read_text_field("rope_type", r.read_text_field("type")), mixer.rotary_dim
-        if isinstance(mixer, GroupedQueryAttention) and kind != "proportional":
+        if not mixer.is_latent and kind != "proportional":
             partial = c.read_fraction(
                 "partial_rotary_factor", r.read_fraction("partial_rotary_factor", 1)
             )
@@ -308,20 +287,14 @@ def _build_mtp_layers(
         "mtp_layers_block_type", str
     )
     if pattern:
-        layers = look_up_layer_types(c, "mtp_hybrid_override_pattern", pattern, True)
-        mtp_kinds: list[LayerKind] = [(mixer, ffn, ()) for mixer, ffn, *_ in map(str.split, layers)]
+        mtp_kinds = look_up_layer_types(c, "mtp_hybrid_override_pattern", pattern, True)
     else:
-        mixer, ffn, overrides = next(
-            (kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1]
-        )
+        usual = (kind for kind in reversed(kinds) if kind.mixer in ("full", "compressed"))
+        last = next(usual, kinds[-1])
         # an MTP layer neither compresses its cache nor shares another layer's indexer
-        own = {"compress_ratio": 0, "indexer": "full"}
-        mtp_kinds = [(mixer, ffn, tuple((name, own.get(name, value)) for name, value in overrides))]
-    first, *rest = (_build_layer(c, hidden, *kind) for kind in mtp_kinds)
+        mtp_kinds = [replace(last, compress_ratio=0, indexer="full" if last.indexer else "")]
+    first, *rest = (_build_layer(c, hidden, kind) for kind in mtp_kinds)
     join = blocks.build_linear(
         "mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp"
     ) + blocks.build_norms(c, hidden, 3)
-    return (
-        DecoderLayer(first.mixer, first.mlp, first.weights + join, first.extra_mixer),
-        *rest,
-    ) * depth
+    return (replace(first, weights=first.weights + join), *rest) * depth

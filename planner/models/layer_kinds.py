@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.core.errors import PlannerError
@@ -17,41 +18,47 @@ _PER_LAYER_FIELDS = (
 """Fields that some files give as a list with one value per layer, or under NAME_per_layer."""
 _SLIDING_WINDOW_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 """Fields that some files override for sliding-window layers, with the prefix `swa_`."""
-_LAYER_TYPE_NAMES: Mapping[str, str] = CONFIG_FIELD_CATALOG["layers"]
-"""Names of layers in configurations -> mixer, and feed-forward block if implied."""
-FieldOverrides = tuple[tuple[str, Any], ...]
-"""(field, value) of one layer that differ from those of the whole configuration."""
-LayerKind = tuple[str, str, FieldOverrides]
-"""Mixer, feed-forward block and overridden fields of a layer."""
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A kind of decoder layer, and the `fields` in which it differs from the whole configuration."""
+
+    mixer: str = "full"  # full sliding chunked recurrent both compressed none
+    ffn: str = ""  # dense moe none; empty: as the fields of the file say
+    compress_ratio: int = 0  # tokens per latent of a compressed one
+    indexer: str = ""  # of latents: full, shared
+    selects_blocks: bool = False  # of keys and values
+    stores_kv: bool = True
+    key_is_value: bool = False
+    has_sinks: bool = False
+    fields: tuple[tuple[str, Any], ...] = ()
+
+
+_LAYER_TYPES = {name: LayerKind(**given) for name, given in CONFIG_FIELD_CATALOG["layers"].items()}
+"""Kinds of layers by the names that configurations give them."""
 
 
 def classify_layers(c: ConfigReader) -> list[LayerKind]:
-    """Classify every layer.
-
-    Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks
-    dense, moe and none.
-    """
+    """Classify every layer."""
     pattern = c.read_list("hybrid_override_pattern", str) or c.read_list("layers_block_type", str)
     count = c.read_int("num_hidden_layers", maximum=MAX_LAYERS) if not pattern else len(pattern)
-    mixers, ffns = _classify_mixers(c, count, pattern), _classify_feed_forwards(c, count)
-    kinds = []
-    for index, mixer in enumerate(mixers):
-        name, *more = mixer.split()
-        ffn = more[0] if more and name != "compressed" else ffns[index]
-        overrides = _collect_layer_overrides(c, index, count, mixer)
-        for key, value in overrides.items():
+    kinds, ffns = _classify_mixers(c, count, pattern), _classify_feed_forwards(c, count)
+    kinds = [
+        _add_own_fields(c, replace(kind, ffn=kind.ffn or ffn), index, count)
+        for index, (kind, ffn) in enumerate(zip(kinds, ffns, strict=True))
+    ]
+    for index, kind in enumerate(kinds):
+        for key, value in kind.fields:
             if isinstance(value, dict | list):
                 raise PlannerError(
                     f"{c.location}, field {key} of layer {index}: expected one value, got"
                     f" {value!r:.50}"
                 )
-        kinds.append(
-            (overrides.pop("mixer", name), overrides.pop("ffn", ffn), tuple(overrides.items()))
-        )
     return kinds
 
 
-def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[str]:
+def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[LayerKind]:
     """Return the mixer of every layer, some with the feed-forward block that they imply."""
     for field, names in (
         ("layer_types", c.read_list("layer_types", str, count)),
@@ -59,6 +66,13 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
     ):
         if names:
             return look_up_layer_types(c, field, names, c.read_bool("single_blocks"))
+    if ratios := c.read_list("compress_ratios", int, count):
+        return [LayerKind("compressed", compress_ratio=int(ratio)) for ratio in ratios]
+    return [LayerKind(mixer) for mixer in _name_mixers(c, count)]
+
+
+def _name_mixers(c: ConfigReader, count: int) -> list[str]:
+    """Name the mixer of every layer of a model that lists no types of layers."""
     if c.get_nested("linear_attn_config"):
         recurrent = set(c.read_nested("linear_attn_config").read_list("kda_layers", int))
         return ["recurrent" if index + 1 in recurrent else "full" for index in range(count)]
@@ -66,8 +80,6 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
         return ["sliding" if kind else "full" for kind in kinds]
     if kinds := c.read_list("attn_type_list", int, count):
         return ["full" if kind else "recurrent" for kind in kinds]
-    if ratios := c.read_list("compress_ratios", int, count):
-        return [f"compressed {int(ratio)}" for ratio in ratios]
     if (period := c.read_int("attn_layer_period", 0, minimum=0)) > 0:
         offset = c.read_int("attn_layer_offset", 0, minimum=0)
         return ["full" if index % period == offset else "recurrent" for index in range(count)]
@@ -83,14 +95,12 @@ def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[st
 
 def look_up_layer_types(
     c: ConfigReader, field: str, names: list[str], has_single_blocks: bool
-) -> list[str]:
-    """Return the mixer of each named layer; of a single block the feed-forward block too."""
-    if unknown := [name for name in names if name not in _LAYER_TYPE_NAMES]:
-        raise c.make_field_error(field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", unknown[0])
-    layers = (_LAYER_TYPE_NAMES[name] for name in names)
-    return [
-        f"{layer} none" if has_single_blocks and " " not in layer else layer for layer in layers
-    ]
+) -> list[LayerKind]:
+    """Return the kind of each named layer; of a single block the feed-forward block too."""
+    if unknown := [name for name in names if name not in _LAYER_TYPES]:
+        raise c.make_field_error(field, f"entries among {', '.join(_LAYER_TYPES)}", unknown[0])
+    kinds = [_LAYER_TYPES[name] for name in names]
+    return [replace(kind, ffn=kind.ffn or "none" * has_single_blocks) for kind in kinds]
 
 
 def _classify_windows(c: ConfigReader, count: int) -> list[str]:
@@ -159,73 +169,69 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
     return ["moe" if is_moe else "dense" for is_moe in routed]
 
 
-def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str) -> dict[str, Any]:
-    """Collect the fields in which layer `index` differs from the whole configuration."""
-    overrides: dict[str, Any] = {}
+def _add_own_fields(c: ConfigReader, kind: LayerKind, index: int, count: int) -> LayerKind:
+    """Add the facts and fields in which layer `index` differs from the whole configuration."""
+    mixer, fields, facts = kind.mixer, dict[str, Any](), dict[str, Any]()
     for name in _PER_LAYER_FIELDS:
         for key in (name, f"{name}_per_layer"):
             if isinstance(c.get_explicit(key), list) and (values := c.read_list(key, int, count)):
-                overrides[name] = values[index]
+                fields[name] = values[index]
     if mixer == "sliding":
         for name in _SLIDING_WINDOW_FIELDS:
             if c.has_field(f"swa_{name}"):
-                overrides[name] = c.read_int(f"swa_{name}")
-        if c.read_bool("add_swa_attention_sink_bias"):
-            overrides["sinks"] = True
+                fields[name] = c.read_int(f"swa_{name}")
+        facts["has_sinks"] = c.read_bool("add_swa_attention_sink_bias")
         other = c.get_nested("attention_other_setting") or {}
-        overrides |= {key: value for key, value in other.items() if "num" in key}
+        fields |= {key: value for key, value in other.items() if "num" in key}
     if mixer == "full" and c.get_or_default("global_head_dim") is not None:
-        overrides["head_dim"] = c.read_int("global_head_dim")
+        fields["head_dim"] = c.read_int("global_head_dim")
         if c.read_bool("attention_k_eq_v"):
-            overrides["key_is_value"] = True
-            overrides["num_key_value_heads"] = c.read_int(
+            facts["key_is_value"] = True
+            fields["num_key_value_heads"] = c.read_int(
                 "num_global_key_value_heads", c.read_int("num_key_value_heads")
             )
     if index >= count - c.read_int("num_kv_shared_layers", 0, minimum=0):
-        overrides["stores_kv"] = False
+        facts["stores_kv"] = False
         if c.read_bool("use_double_wide_mlp"):
-            overrides["intermediate_size"] = 2 * c.read_int("intermediate_size")
+            fields["intermediate_size"] = 2 * c.read_int("intermediate_size")
     if c.get_or_default("index_n_heads") is not None and mixer == "full":
-        kinds = c.read_list("indexer_types", str, count)
-        overrides["indexer"] = kinds[index] if kinds else "full"
+        indexers = c.read_list("indexer_types", str, count)
+        facts["indexer"] = indexers[index] if indexers else "full"
     sparse = c.read_nested("sparse_attention_config")
     flags = sparse.read_list("sparse_attention_freq", int, count) if mixer == "full" else []
-    if flags and flags[index]:
-        for name in ("num_index_heads", "index_dim", "topk_blocks", "block_size"):
-            overrides[name] = sparse.read_int(f"sparse_{name}")
-    overrides |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
-    if mixer.startswith("compressed"):
-        overrides["compress_ratio"] = int(mixer.split()[1])
+    facts["selects_blocks"] = bool(flags and flags[index])
+    fields |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
     if configs := c.read_list("block_configs", Mapping, count):  # type: ignore[type-abstract]
-        overrides |= _collect_nas_overrides(c, configs[index], f"block_configs[{index}]")
-    return overrides
+        chosen, own = _read_searched_block(c, configs[index], f"block_configs[{index}]")
+        facts, fields = facts | chosen, fields | own
+    return replace(kind, **facts, fields=tuple(fields.items()))
 
 
-def _collect_nas_overrides(
+def _read_searched_block(
     c: ConfigReader, block: Mapping[str, Any], location: str
-) -> dict[str, Any]:
-    """Collect fields that an architecture search chose for a layer (Nemotron-NAS, DeciLM)."""
-    fields = ConfigReader(block, {}, f"{c.location}, {location}")
-    attention, ffn = fields.read_nested("attention"), fields.read_nested("ffn")
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the facts and fields that an architecture search chose (Nemotron-NAS, DeciLM)."""
+    reader = ConfigReader(block, {}, f"{c.location}, {location}")
+    attention, ffn = reader.read_nested("attention"), reader.read_nested("ffn")
     if attention.read_bool("replace_with_linear") or ffn.read_bool("replace_with_linear"):
         raise PlannerError(
             f"{c.location}, {location}: replace_with_linear is not planned for; attention or no_op"
             " would be"
         )
-    overrides: dict[str, Any] = {"norms": 2 - attention.read_bool("no_op") - ffn.read_bool("no_op")}
+    facts, fields = dict[str, Any](), dict[str, Any]()
     if attention.read_bool("no_op"):
-        overrides["mixer"] = "none"
+        facts["mixer"] = "none"
     else:
-        overrides["num_key_value_heads"] = c.read_int("num_attention_heads") // attention.read_int(
+        fields["num_key_value_heads"] = c.read_int("num_attention_heads") // attention.read_int(
             "n_heads_in_group"
         )
     if ffn.read_bool("no_op"):
-        overrides["ffn"] = "none"
+        facts["ffn"] = "none"
     else:
         multiple = ffn.get_or_default("ffn_mult")
         if not isinstance(multiple, int | float) or not 0 < multiple < 100:
             raise ffn.make_field_error("ffn_mult", "a number between 0 and 100", multiple)
-        overrides["intermediate_size"] = (
+        fields["intermediate_size"] = (
             -(-int(2 * multiple * c.read_int("hidden_size") / 3) // 256) * 256
         )
-    return overrides
+    return facts, fields

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from planner.models.architecture import LatentAttention, RecurrentMixer, WeightTensor
+from planner.models.architecture import WeightTensor
 from planner.models.config_reader import ConfigReader
+from planner.models.mixers import CompressedAttention, Compressor, RecurrentMixer, SequenceMixer
 from planner.models.transformer_blocks import (
     WeightTensors,
     build_linear,
@@ -13,6 +14,12 @@ from planner.models.transformer_blocks import (
 )
 
 RECURRENT_PART = "linear_ssm"
+DELTA_RULE_PASSES = 3
+"""Values that the delta rule's chunked kernels pass on per result, with gates and triangles.
+
+Triton's kernels take as long as 9 passes over queries, keys, values and results, on L40S and RTX
+PRO 6000 (AIConfigurator 0.12's tables of Gated DeltaNet under vLLM 0.24, 2026-09).
+"""
 
 
 def _get_state_element_bytes(c: ConfigReader, default: str = "auto") -> int:
@@ -30,8 +37,10 @@ def build_gated_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Wei
     channels, state = 2 * key_heads * key_dim + values, values * key_dim
     width = _get_state_element_bytes(c)
     mixer = RecurrentMixer(
-        "gdn", value_heads, channels, conv_kernel=kernel, state_elements=state, state_width=width
-    )
+        "gdn", "gated delta rule", channels, conv_kernel=kernel, state_elements=state,
+        state_width=width, has_chosen_width=True, delta_passes=DELTA_RULE_PASSES,
+        checkpoint_tokens=64,
+    )  # fmt: skip
     return mixer, join_weights([
         build_linear("linear_attn.in_proj_qkv", channels, hidden, "column", RECURRENT_PART),
         build_linear("linear_attn.in_proj_z", values, hidden, "column", RECURRENT_PART),
@@ -56,7 +65,10 @@ def build_kimi_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
         heads, dim = c.read_int("linear_num_heads"), c.read_int("linear_head_dim")
         kernel = c.read_int("linear_conv_kernel_dim", 4)
     width = heads * dim
-    mixer = RecurrentMixer("kda", heads, 3 * width, conv_kernel=kernel, state_elements=width * dim)
+    mixer = RecurrentMixer(
+        "kda", "Kimi delta attention", 3 * width, conv_kernel=kernel, state_elements=width * dim,
+        delta_passes=DELTA_RULE_PASSES,
+    )  # fmt: skip
     return mixer, join_weights([
         *(build_linear(f"self_attn.{name}_proj", width, hidden, "column", RECURRENT_PART)
           for name in "qkv"),
@@ -81,7 +93,10 @@ def build_mamba2(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTe
     if inner % heads:
         raise c.make_field_error("mamba_d_ssm", f"a multiple of the {heads} heads", inner)
     width = _get_state_element_bytes(c, c.read_text_field("state", "auto"))
-    mixer = RecurrentMixer("mamba2", heads, inner, 2 * state, groups, kernel, inner * state, width)
+    mixer = RecurrentMixer(
+        "mamba2", "state space (Mamba-2)", inner, 2 * state, groups, kernel, inner * state, width,
+        has_chosen_width=True,
+    )  # fmt: skip
     grouped = groups * state
     bias = c.read_bool("mamba_proj_bias", c.read_bool("use_bias"))
     return mixer, join_weights([
@@ -112,8 +127,9 @@ def build_mamba1(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTe
     )
     width = _get_state_element_bytes(c)
     mixer = RecurrentMixer(
-        "mamba1", 1, inner, conv_kernel=kernel, state_elements=inner * state, state_width=width
-    )
+        "mamba1", "state space (Mamba)", inner, conv_kernel=kernel, state_elements=inner * state,
+        state_width=width, has_chosen_width=True,
+    )  # fmt: skip
     normed = (("dt", rank), ("b", state), ("c", state)) if c.read_bool("mamba_inner_norms") else ()
     bias = c.read_bool("use_bias")
     return mixer, join_weights([
@@ -135,7 +151,9 @@ def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMi
     heads = c.read_int("num_attention_heads", maximum=2**14)
     dim = c.read_int("head_dim", hidden // heads)
     # the state is in the model's dtype
-    mixer = RecurrentMixer("lightning", heads, state_elements=heads * dim * dim, state_width=2)
+    mixer = RecurrentMixer(
+        "lightning", "linear attention", state_elements=heads * dim * dim, state_width=2
+    )
     return mixer, join_weights([
         build_linear("self_attn.qkv_proj", 3 * heads * dim, hidden, "column", RECURRENT_PART),
         build_linear("self_attn.output_gate", heads * dim, hidden, "column", RECURRENT_PART),
@@ -147,7 +165,8 @@ def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMi
 def build_short_conv(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Build the gated short convolution of LFM2."""
     kernel, bias = c.read_int("conv_L_cache", 3), c.read_bool("conv_bias")
-    return RecurrentMixer("short_conv", 1, hidden, conv_kernel=kernel), join_weights([
+    mixer = RecurrentMixer("short_conv", "short convolution", hidden, conv_kernel=kernel)
+    return mixer, join_weights([
         build_linear("conv.in_proj", 3 * hidden, hidden, "column", RECURRENT_PART, bias),
         build_vector("conv.conv", hidden * kernel, RECURRENT_PART, "column"),
         build_linear("conv.out_proj", hidden, hidden, "row", RECURRENT_PART, bias),
@@ -167,8 +186,8 @@ RECURRENT_MIXER_BUILDERS: dict[str, MixerBuilder] = {
 
 
 def build_compressed_attention(
-    c: ConfigReader, hidden: int
-) -> tuple[LatentAttention, RecurrentMixer | None, WeightTensors]:
+    c: ConfigReader, hidden: int, ratio: int
+) -> tuple[tuple[SequenceMixer, ...], WeightTensors]:
     """Build DeepSeek-V4's attention: a sliding window of latents, and one per 4 or 128 tokens.
 
     The compressor's running sums are a recurrent state in FP32: `ratio` rows of keys and of scores,
@@ -177,13 +196,13 @@ def build_compressed_attention(
     heads, dim, rope = (
         c.read_int(name) for name in ("num_attention_heads", "head_dim", "qk_rope_head_dim")
     )
-    q_rank, ratio = c.read_int("q_lora_rank"), c.read_int("compress_ratio", minimum=0)
+    q_rank = c.read_int("q_lora_rank")
     groups, o_rank = c.read_int("o_groups"), c.read_int("o_lora_rank")
     if ratio not in (0, 4, 128):
         raise c.make_field_error("compress_ratios", "entries among 0, 4 and 128", ratio)
     index_heads, index_dim, selected = read_indexer(c) if ratio == 4 else (0, 0, None)
     window = c.read_int("sliding_window", maximum=2**31)
-    mixer = LatentAttention(
+    mixer = CompressedAttention(
         heads,
         dim - rope,
         dim - rope,
@@ -225,4 +244,5 @@ def build_compressed_attention(
                           linear=False),),
         ) if ratio == 4 else ()),
     ])  # fmt: skip
-    return mixer, RecurrentMixer("compressor", state_elements=state) if state else None, weights
+    compressor = (Compressor("compressor", state_elements=state),) if state else ()
+    return (mixer, *compressor), weights

@@ -6,15 +6,10 @@ vLLM 0.33's layers.
 
 from collections.abc import Iterable
 
-from planner.models.architecture import (
-    DenseMlp,
-    GroupedQueryAttention,
-    LatentAttention,
-    MoeBlock,
-    ShardingKind,
-    WeightTensor,
-)
+from planner.models.architecture import FeedForward, ShardingKind, WeightTensor
 from planner.models.config_reader import ConfigReader
+from planner.models.layer_kinds import LayerKind
+from planner.models.mixers import GroupedQueryAttention, LatentAttention
 
 WeightTensors = tuple[WeightTensor, ...]
 
@@ -49,10 +44,13 @@ def build_vector(
     shard: ShardingKind = "replicated",
     bias: bool = False,
     bits: int | None = None,
+    units: int = 1,
 ) -> WeightTensors:
-    """Build the scale of a norm, or another vector, with an optional bias."""
+    """Build the scale of a norm over `units` heads, or another vector, with an optional bias."""
     return tuple(
-        WeightTensor(full_name, width, 1, shard, part, linear=False, stored_bits=bits)
+        WeightTensor(
+            full_name, width, 1, shard, part, num_shard_units=units, linear=False, stored_bits=bits
+        )
         for full_name in ((name, f"{name}.bias") if bias else (name,))
     )
 
@@ -91,36 +89,37 @@ def _read_attention_heads(c: ConfigReader, hidden: int) -> tuple[int, int]:
 
 
 def build_attention(
-    c: ConfigReader, hidden: int, kind: str
+    c: ConfigReader, hidden: int, kind: LayerKind
 ) -> tuple[GroupedQueryAttention, WeightTensors]:
-    """Build multi-head, grouped- or multi-query attention; `kind` is full, sliding or chunked."""
+    """Build multi-head, grouped- or multi-query attention: full, sliding or chunked."""
     heads, kv_heads = _read_attention_heads(c, hidden)
     head_dim = c.read_int("head_dim", hidden // heads, maximum=2**14)
     v_dim = c.read_int("v_head_dim", head_dim, maximum=2**14)
     window = None
-    if kind != "full":
-        window = c.read_int(
-            "attention_chunk_size" if kind == "chunked" else "sliding_window", maximum=2**31
-        )
+    if kind.mixer in ("sliding", "chunked"):
+        name = "attention_chunk_size" if kind.mixer == "chunked" else "sliding_window"
+        window = c.read_int(name, maximum=2**31)
         if window >= c.read_int("max_position_embeddings", 2**31, maximum=2**31):
             window = None
-    stores_kv = c.read_bool("stores_kv", True)
-    index_heads = c.read_int("num_index_heads", 0, minimum=0)
-    index_dim, selected = 0, None
-    if index_heads:
-        index_dim = c.read_int("index_dim")
-        selected = c.read_int("topk_blocks") * c.read_int("block_size")
+    index_heads, index_dim, selected = 0, 0, None
+    if kind.selects_blocks:
+        sparse = c.read_nested("sparse_attention_config")
+        index_heads, index_dim, blocks, size = (
+            sparse.read_int(f"sparse_{name}")
+            for name in ("num_index_heads", "index_dim", "topk_blocks", "block_size")
+        )
+        selected = blocks * size
     mixer = GroupedQueryAttention(
-        heads, kv_heads, head_dim, v_dim, window, kind == "chunked", stores_kv, index_heads,
-        index_dim, selected,
+        heads, kv_heads, head_dim, v_dim, window, kind.mixer == "chunked", kind.stores_kv,
+        index_heads, index_dim, selected,
     )  # fmt: skip
     biased = c.read_bool("attention_bias", c.read_bool("use_bias", c.read_bool("bias")))
     qkv_bias, o_bias = c.read_bool("qkv_bias", biased), c.read_bool("o_bias", biased)
     query = heads * head_dim * (2 if c.read_bool("attn_output_gate") else 1)
     normed = c.read_text_field("qk_norm") if c.read_bool("use_qk_norm", True) else ""
-    norm_heads = {"q": heads, "k": kv_heads} if stores_kv else {"q": heads}
+    norm_heads = {"q": heads, "k": kv_heads} if kind.stores_kv else {"q": heads}
     # Gemma 4 uses the keys of full layers as values, yet vLLM allocates a projection for them
-    value_part = "engine" if c.read_bool("key_is_value") else "attention"
+    value_part = "engine" if kind.key_is_value else "attention"
     return mixer, join_weights([
         build_linear("self_attn.q_proj", query, hidden, "column", "attention", qkv_bias),
         *((
@@ -128,13 +127,14 @@ def build_attention(
                          qkv_bias, 1, kv_heads),
             build_linear("self_attn.v_proj", kv_heads * v_dim, hidden, "kv", value_part, qkv_bias,
                          1, kv_heads),
-        ) if stores_kv else ()),
+        ) if kind.stores_kv else ()),
         build_linear("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", o_bias),
-        *(build_vector(f"self_attn.{side}_norm", head_dim * (count if normed == "full" else 1),
-                       bias=c.read_bool("norm_bias"))
-          for side, count in norm_heads.items() if normed),
+        *(build_vector(f"self_attn.{side}_norm", head_dim * units, bias=c.read_bool("norm_bias"),
+                       units=units)
+          for side, count in norm_heads.items() if normed
+          for units in [count if normed == "full" else 1]),
         build_vector("self_attn.sinks", heads, "attention", "column")
-        if c.read_bool("sinks") else (),
+        if kind.has_sinks or c.read_bool("sinks") else (),
         *((
             build_linear("self_attn.index_q_proj", index_heads * index_dim, hidden, "kv", "indexer",
                          False, 1, index_heads),
@@ -151,8 +151,10 @@ def read_indexer(c: ConfigReader) -> tuple[int, int, int]:
     return c.read_int("index_n_heads"), c.read_int("index_head_dim"), c.read_int("index_topk")
 
 
-def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttention, WeightTensors]:
-    """Build multi-head latent attention, with an indexer if the field `indexer` is set."""
+def build_latent_attention(
+    c: ConfigReader, hidden: int, indexer: str
+) -> tuple[LatentAttention, WeightTensors]:
+    """Build multi-head latent attention; its `indexer` is full, shared with another layer, or none."""
     heads = c.read_int("num_attention_heads", maximum=2**14)
     kv_rank, nope, rope = (
         c.read_int(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
@@ -162,7 +164,6 @@ def build_latent_attention(c: ConfigReader, hidden: int) -> tuple[LatentAttentio
     # null: no rank; absent: the class default
     is_null = c.has_field("q_lora_rank") and c.config.get("q_lora_rank") is None
     q_rank = None if is_null else c.read_int("q_lora_rank", None)
-    indexer = c.read_text_field("indexer")
     index_heads, index_dim, selected = read_indexer(c) if indexer else (0, 0, None)
     mixer = LatentAttention(
         heads, kv_rank, nope, rope, v_dim, index_heads, index_dim, selected, indexer == "full"
@@ -207,7 +208,7 @@ def build_feed_forward(
     ])  # fmt: skip
 
 
-def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTensors]:
+def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[FeedForward, WeightTensors]:
     """Build a dense feed-forward block."""
     field = c.read_text_field("dense_width", "intermediate_size")
     inner = c.read_int(field, 4 * hidden) if c.read_bool("four_times") else c.read_int(field)
@@ -219,10 +220,10 @@ def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[DenseMlp, WeightTenso
     )
     if extra := c.read_int("activation_parameters", 0, minimum=0):
         weights += build_vector("mlp.act_fn", extra, "dense_mlp")
-    return DenseMlp(inner, 3 if c.read_bool("gated", True) else 2), weights
+    return FeedForward(inner, 3 if c.read_bool("gated", True) else 2), weights
 
 
-def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTensors]:
+def build_moe_block(c: ConfigReader, hidden: int) -> tuple[FeedForward, WeightTensors]:
     """Build routed experts, the router, and the shared weights that every token uses."""
     total = c.read_int("num_experts", maximum=2**16)
     active = c.read_int("num_experts_per_tok", maximum=2**16)
@@ -239,7 +240,7 @@ def build_moe_block(c: ConfigReader, hidden: int) -> tuple[MoeBlock, WeightTenso
     latent = c.read_int("moe_latent_size", hidden)
     routed_name = c.read_text_field("routed_name", "mlp.experts")
     shared_name = c.read_text_field("shared_name", "mlp.shared_experts")
-    mlp = MoeBlock(total, active, inner, shared, 3 if c.read_bool("gated", True) else 2)
+    mlp = FeedForward(inner, 3 if c.read_bool("gated", True) else 2, total, active, shared)
     return mlp, join_weights([
         build_feed_forward(c, latent, inner, routed_name, "routed_experts",
                            c.read_bool("expert_bias"), total),

@@ -7,19 +7,14 @@ import numpy as np
 
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
-from planner.models.architecture import (
-    DecoderLayer,
-    GroupedQueryAttention,
-    LatentAttention,
-    MoeBlock,
-)
+from planner.models.architecture import DecoderLayer
 
 EXPERT_EXCHANGE = "expert dispatch and combine"
 """Name of the collectives that take tokens to the ranks of their experts and back."""
 RING_LATENCY_PER_RANK_S = 3.2e-6
 """Latency per rank of a small NCCL all-gather or reduce-scatter: 7 to 25 us from 2 to 8 ranks, or
 5.0 ms per step of Kimi K2 at DCP8 (vLLM on 8 B200, ai-dynamo/aisimulate pull 240, 2026)."""
-VLLM_EXCHANGE_CALLS = 4
+GATHER_EXCHANGE_CALLS = 4
 """Collectives of an exchange: hidden states, weights and ids of the experts are gathered, results
 reduced. With as many tokens on each rank each is one call, otherwise one per rank (vLLM
 pynccl.py, all_gatherv and reduce_scatterv: grouped broadcasts and reductions)."""
@@ -57,10 +52,7 @@ class CollectiveCost:
 
 def _has_cross_head_norm(layer: DecoderLayer) -> bool:
     """Return whether queries and keys are normalised over all heads, across ranks (MiniMax-M2)."""
-    return isinstance(layer.mixer, GroupedQueryAttention) and any(
-        weight.name.endswith("q_norm") and weight.rows > layer.mixer.head_dim
-        for weight in layer.weights
-    )
+    return any(weight.part == "norm" and weight.num_shard_units > 1 for weight in layer.weights)
 
 
 def estimate_allreduce_s(size: np.ndarray, gpus: int, link: float, latency: float) -> np.ndarray:
@@ -107,18 +99,20 @@ def estimate_collectives(
         rows.append(_estimate_dcp_collective(deployment, sequences, inside))
     if layout.dp > 1 and architecture.is_moe:
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
-        experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, MoeBlock)]
+        experts = [
+            layer.mlp for layer in architecture.layers if layer.mlp and layer.mlp.num_experts
+        ]
         # gather the tokens of all ranks, reduce their results; vLLM's default with EP, too
-        is_vllm = deployment.engine.name == "vllm"
-        calls = VLLM_EXCHANGE_CALLS if is_vllm else 2
+        gathers = deployment.engine.facts.gathers_expert_tokens
+        calls = GATHER_EXCHANGE_CALLS if gathers else 2
         sent, wait = float(layout.dp), calls * latency * (1 + layout.dp / RING_LATENCY_RANKS)
-        if layout.ep > 1 and not is_vllm:
+        if layout.ep > 1 and not gathers:
             # send a token only to the ranks of its experts: in FP8, and back in bf16
             num_active = max(mlp.num_active_experts for mlp in experts)
             num_ranks = layout.dp * (1 - (1 - 1 / layout.dp) ** num_active)
             sent, wait = 0.75 * num_ranks, EXPERT_EXCHANGE_LATENCY_FACTOR * latency
         seconds = len(experts) * estimate_allreduce_s(size * sent, layout.dp, link, wait)
-        grouped = len(experts) * calls * layout.dp if is_vllm else 0
+        grouped = len(experts) * calls * layout.dp if gathers else 0
         rows.append(CollectiveCost(EXPERT_EXCHANGE, len(experts), size * sent, seconds, grouped))
     if layout.pp > 1:
         across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)
@@ -140,12 +134,8 @@ def _estimate_dcp_collective(
     """
     layout, layers, sent = deployment.layout, deployment.model.architecture.attentions, 0.0
     for mixer in layers:
-        if isinstance(mixer, LatentAttention):
-            width = mixer.kv_elements + mixer.kv_lora_rank
-        else:
-            width = mixer.head_dim + mixer.v_head_dim
         # bf16, and a log-sum-exp in FP32
-        sent += mixer.heads / layout.tp * (2 * width + 4) * (layout.dcp - 1)
+        sent += mixer.heads / layout.tp * (2 * mixer.gathered_width + 4) * (layout.dcp - 1)
     latency, count = 3 * len(layers) * layout.dcp * RING_LATENCY_PER_RANK_S, 3 * len(layers)
     seconds = latency + rows * sent / link
     return CollectiveCost("DCP gather and merge", count, rows * sent / count, seconds)

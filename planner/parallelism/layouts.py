@@ -21,12 +21,13 @@ def explain_illegal_layout(
     heads, kv_heads, num_layers = (
         architecture.num_query_heads, architecture.num_kv_heads, len(architecture.layers)
     )  # fmt: skip
-    is_tgi, is_mla = engine is not None and engine.name == "tgi", architecture.is_mla
+    is_narrow = engine is not None and engine.facts.tensor_parallel_only
+    is_mla = architecture.is_mla
     ranks_per_kv_head = tp // max(kv_heads, 1)
     rules = (
         (
-            is_tgi and max(layout.pp, layout.dp, layout.ep, dcp) > 1,
-            "tgi splits a model by tensor parallelism alone",
+            is_narrow and max(layout.pp, layout.dp, layout.ep, dcp) > 1,
+            f"{engine and engine.name} splits a model by tensor parallelism alone",
         ),
         (
             heads % tp > 0,

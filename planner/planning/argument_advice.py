@@ -108,7 +108,9 @@ def _find_starting_changes(memory: MemoryPlan) -> tuple[list[Suggestion], Deploy
 def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float | None:
     """Return the safe share of the memory if vLLM's pool takes fewer requests than may run."""
     fit = plan_memory(deployment).pool.count_sequences(round(load.mean_tokens_per_request))
-    is_short = deployment.engine.name == "vllm" and fit < deployment.args.max_num_seqs
+    is_short = (
+        deployment.engine.facts.memory_budget == "total" and fit < deployment.args.max_num_seqs
+    )
     return find_larger_utilization(deployment) if is_short else None
 
 

@@ -292,7 +292,7 @@ def describe_formats(deployment: Deployment) -> str:
         else []
     )
     parts += [deployment.speculation.method] if deployment.speculation else []
-    parts += [deployment.engine.name] if deployment.engine.name != "vllm" else []
+    parts += [] if deployment.engine.is_default else [deployment.engine.name]
     return ", ".join(parts)
 
 

@@ -196,7 +196,7 @@ def parse_deployment(
     if reason := explain_illegal_layout(
         model, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine
     ):
-        if deployment.engine.name == "vllm":
+        if not deployment.engine.facts.pads_heads:
             raise PlannerError(reason)
         # Other engines pad heads, or run attention data-parallel.
         notes.append(f"vLLM would refuse this layout: {reason}")

@@ -15,7 +15,6 @@ from functools import lru_cache
 import numpy as np
 
 from planner.core.errors import PlannerError
-from planner.core.versions import Version
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
 from planner.engines.engine_args import count_attention_copies
@@ -42,11 +41,6 @@ from planner.workload.request_generator import (
 from planner.workload.sessions import SessionTrace
 from planner.workload.workload import Workload, compute_zipf_fractions
 
-FIRST_RELEASE_WITH_V033_SCHEDULER = Version(0, 33)
-"""First release with the scheduler of `EngineRules.uses_v033_scheduler`.
-
-Source: vLLM 0.33.0, v1/core/sched/scheduler.py:699.
-"""
 INITIAL_TOKEN_RATIO, COPIES_TOKEN_RATIO = 0.7, 0.3
 """Share of their outputs that running requests reserve at first, and its part with copies of the
 attention (SGLang 0.5.16 environ.py:356, server_args.py:5606)."""
@@ -64,7 +58,7 @@ def uses_v033_scheduler(version: str | None) -> bool:
 
     Raises `PlannerError` for an unknown version.
     """
-    return get_engine("vllm", version).release >= FIRST_RELEASE_WITH_V033_SCHEDULER
+    return get_engine("vllm", version).facts.scheduler_0_33
 
 
 def simulate_requests(
@@ -185,8 +179,7 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         async_scheduling=args.async_scheduling,
         priority=args.scheduling_policy == "priority",
-        uses_v033_scheduler=deployment.engine.name != "vllm"
-        or deployment.engine.release >= FIRST_RELEASE_WITH_V033_SCHEDULER,
+        uses_v033_scheduler=deployment.engine.facts.scheduler_0_33,
         groups=np.array(groups, np.int64),
         num_speculative_tokens=deployment.num_draft_tokens,
         acceptance_rate=speculation.acceptance_rate if speculation else 0.0,

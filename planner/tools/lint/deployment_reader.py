@@ -27,7 +27,7 @@ from planner.engines.gpu_capabilities import VersionedEntry, explain_unsupported
 from planner.engines.layout import ParallelLayout, SpeculationConfig
 from planner.engines.speculation_methods import normalize_method_name
 from planner.hardware.gpus import parse_gpu_count
-from planner.models.architecture import DecoderLayer, RecurrentMixer
+from planner.models.mixers import RecurrentMixer
 from planner.models.registry import Model, load_model, load_model_at
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.parallelism.start_gate import explain_refused_model
@@ -266,15 +266,19 @@ def _store_states(model: Model, width: int) -> Model:
 
     vLLM 0.33.0 layers/mamba/mamba_utils.py, MambaStateDtypeCalculator.
     """
-    architecture, changed = model.architecture, dict[DecoderLayer, DecoderLayer]()
-    for layer in architecture.distinct_layers:
-        mixers = {
-            name: replace(mixer, state_width=width)
-            for name in ("mixer", "extra_mixer")
-            if isinstance(mixer := getattr(layer, name), RecurrentMixer)
-            and mixer.kind in ("mamba1", "mamba2", "gdn")
-        }
-        changed[layer] = replace(layer, **mixers) if mixers else layer  # type: ignore[arg-type]
+    architecture = model.architecture
+    changed = {
+        layer: replace(
+            layer,
+            mixers=tuple(
+                replace(mixer, state_width=width)
+                if isinstance(mixer, RecurrentMixer) and mixer.has_chosen_width
+                else mixer
+                for mixer in layer.mixers
+            ),
+        )
+        for layer in architecture.distinct_layers
+    }
     layers = tuple(changed[layer] for layer in architecture.layers)
     return replace(model, architecture=replace(architecture, layers=layers))
 
