@@ -3,11 +3,15 @@
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner.core.readers import read_yaml
 from planner.tools.lint.report import CommandReport, lint
+
+PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +204,15 @@ def test_a_suggestion_never_takes_throughput(model: str) -> None:
         before, after = command.plan.loads[-1].performance, command.plan.improved
         assert before and after and after.performance
         assert after.performance.output_tps.mid >= before.output_tps.mid
+
+
+def test_a_family_whose_fields_are_not_all_read_is_not_judged(tmp_path: Path) -> None:
+    """Ouro runs its layers four times, with a cache each: 48 layers of 16 heads would be a fourth of it."""
+    told = PUBLISHED["unread"]["ByteDance/Ouro-2.6B"]
+    (tmp_path / "config.json").write_text(json.dumps(told["config"]), encoding="utf-8")
+    for gpu in ("L40S", "H100"):
+        report = lint(f"vllm serve {tmp_path}", "0.33.0", gpu=gpu)
+        assert report.verdict == "at_risk" and "total_ut_steps" in str(report), str(report)
 
 
 def test_states_have_the_width_that_they_are_given_and_what_is_not_modelled_is_not_planned() -> (

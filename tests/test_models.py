@@ -33,6 +33,24 @@ def test_caches_are_the_engines(name: str, held: list[float]) -> None:
     )
 
 
+@pytest.mark.parametrize("name", PUBLISHED["configs"])
+def test_a_family_is_read_from_its_config_alone(name: str) -> None:
+    told = PUBLISHED["configs"][name]
+    served = load_model(told["config"])
+    held = sum_cache_bytes(count_caches(served.architecture.layers, 1, "auto"))
+    assert (served.architecture.params_total, list(held)) == (told["total"], told["caches"])
+    assert served.warnings == ()
+
+
+@pytest.mark.parametrize("name", PUBLISHED["unread"])
+def test_what_an_unknown_family_says_beyond_its_generic_fields_is_named(name: str) -> None:
+    told = PUBLISHED["unread"][name]
+    served = load_model(told["config"])
+    assert set(served.architecture.unread) >= set(told["fields"])
+    assert bool(served.architecture.unread) == bool(told["fields"])
+    assert all(field in " ".join(served.warnings) for field in told["fields"])
+
+
 @pytest.mark.parametrize(("name", "billions"), PUBLISHED["active"].items())
 def test_active_parameters(name: str, billions: float) -> None:
     assert load_model(name).architecture.params_active / 1e9 == pytest.approx(billions, abs=0.06)

@@ -85,6 +85,7 @@ class ModelArchitecture:
     mtp_layers: tuple[DecoderLayer, ...] = ()
     tied: bool = False
     warnings: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # fields of an unknown family that may decide sizes
     classes: tuple[str, ...] = ()  # that serve it, where its config.json states `architectures`
 
     @cached_property

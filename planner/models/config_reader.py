@@ -1,5 +1,6 @@
 """Checked reading of a `config.json`: synonyms, class defaults, types and ranges of fields."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
@@ -13,10 +14,19 @@ _MISSING: Any = object()
 MAX_LAYERS = 2000
 """Also the largest number of entries of any list that is read."""
 CONFIG_FIELD_CATALOG: Mapping[str, Any] = read_yaml_sections(
-    CATALOG_DIR / "config_fields.yaml", "sizes", "others", "flags", "texts", "layers"
+    CATALOG_DIR / "config_fields.yaml",
+    "sizes",
+    "others",
+    "flags",
+    "texts",
+    "spellings",
+    "layers",
+    "unread",
 )
 """The fields that are read, with the names that models give them; the catalog explains it."""
-_FIELD_SYNONYMS: Mapping[str, list[str]] = CONFIG_FIELD_CATALOG["sizes"]
+_FIELD_SYNONYMS: Mapping[str, list[str]] = {
+    **CONFIG_FIELD_CATALOG["sizes"], **CONFIG_FIELD_CATALOG["spellings"]
+}  # fmt: skip
 
 
 class ConfigReader:
@@ -31,20 +41,42 @@ class ConfigReader:
         self.config, self.traits, self.location = config, traits, location
         self.defaults: Mapping[str, Any] = traits.get("defaults", {})
         self.warnings: list[str] = []
+        self.is_known_family = True
+        self.read = {"quantization_config", "compression_config", "dtype", "torch_dtype"}
 
     def override(self, changes: Mapping[str, Any]) -> "ConfigReader":
         """Copy the reader with some fields replaced, as one layer has them; share its warnings."""
         fields = ConfigReader({**self.config, **changes}, self.traits, self.location)
-        fields.warnings = self.warnings
+        fields.warnings, fields.read = self.warnings, self.read
         return fields
+
+    def list_unread(self) -> list[str]:
+        """List the fields that nothing has read although, by their names, they decide sizes."""
+        deciding, harmless = (
+            re.compile("|".join(CONFIG_FIELD_CATALOG["unread"][name]))
+            for name in ("deciding", "harmless")
+        )
+        return [
+            name
+            for name, value in self.config.items()
+            if name not in self.read
+            and value not in (None, False, 0, 1, "", [], {})
+            and deciding.search(name)
+            and not harmless.search(name)
+        ]
 
     def has_field(self, name: str) -> bool:
         """Return whether the file has the field, even if it is null."""
-        return any(key in self.config for key in (name, *_FIELD_SYNONYMS.get(name, ())))
+        return any(key in self.config for key in self._list_spellings(name))
+
+    def _list_spellings(self, name: str) -> tuple[str, ...]:
+        spellings = (name, *_FIELD_SYNONYMS.get(name, ()))
+        self.read.update(spellings)
+        return spellings
 
     def get_explicit(self, name: str) -> Any:
         """Get the file's value under the field's name or a synonym; None if absent or null."""
-        values = (self.config.get(key) for key in (name, *_FIELD_SYNONYMS.get(name, ())))
+        values = (self.config.get(key) for key in self._list_spellings(name))
         return next((value for value in values if value is not None), None)
 
     def get_or_default(self, name: str, default: Any = None) -> Any:

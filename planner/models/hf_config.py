@@ -77,16 +77,22 @@ def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") ->
     kinds = classify_layers(c)
     built = {kind: _build_layer(c, hidden, kind) for kind in dict.fromkeys(kinds)}
     attentions = (mixer for layer in built.values() for mixer in layer.attentions)
+    towers, mtp_layers = _build_vision_towers(top, hidden), _build_mtp_layers(c, hidden, kinds)
+    tables = _build_rotary_tables(c, attentions)
+    if unread := () if c.is_known_family else tuple(c.list_unread()):
+        c.warnings.append(
+            f"{c.location}: {', '.join(unread[:8])} may decide sizes, and nothing here reads them"
+        )
     return ModelArchitecture(
         model_type=top.read_text_field("model_type", "unknown"),
         hidden=hidden,
         vocab=vocab,
         max_position=c.read_int("max_position_embeddings", maximum=2**31),
         layers=tuple(built[kind] for kind in kinds),
-        embedding_and_head=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied)
-        + _build_rotary_tables(c, attentions),
-        vision_towers=_build_vision_towers(top, hidden),
-        mtp_layers=_build_mtp_layers(c, hidden, kinds),
+        embedding_and_head=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied) + tables,
+        vision_towers=towers,
+        mtp_layers=mtp_layers,
+        unread=unread,
         tied=tied,
         classes=tuple(top.read_list("architectures", str) or ()),
         warnings=tuple(dict.fromkeys(top.warnings + c.warnings)),  # last: building adds to them
@@ -98,6 +104,7 @@ def _open_config(config: Mapping[str, Any], location: str) -> ConfigReader:
     model_type = config.get("model_type")
     family = load_model_families().get(model_type) if isinstance(model_type, str) else None
     fields = ConfigReader(config, family or {}, location)
+    fields.is_known_family = family is not None
     for name in fields.traits.get("nested", ()):
         fields.config = {**fields.config, **(fields.get_nested(name) or {})}
     if family is None:

@@ -212,6 +212,7 @@ def build_dense_mlp(c: ConfigReader, hidden: int) -> tuple[FeedForward, WeightTe
     """Build a dense feed-forward block."""
     field = c.read_text_field("dense_width", "intermediate_size")
     inner = c.read_int(field, 4 * hidden) if c.read_bool("four_times") else c.read_int(field)
+    inner //= 1 + c.read_bool("halved")
     if c.read_bool("block_auto_adjust_ff_dim"):  # LFM2: two thirds, rounded up
         multiple = c.read_int("block_multiple_of", 256)
         inner = -(-(2 * inner // 3) // multiple) * multiple

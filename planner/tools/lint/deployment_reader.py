@@ -300,6 +300,11 @@ def build_command_deployment(checked: CheckedCommand, gpu: str, version: str) ->
             f"{', '.join(open_sizes)}: filled in only where it runs, so that memory, latencies and"
             " throughput are not checked"
         )
+    if unread := model.architecture.unread:
+        raise UnmodelledError(
+            f"{name} is of no known family, and what {', '.join(unread[:8])} in its config.json decide is"
+            " not modelled here, so that memory, latencies and throughput are not checked"
+        )
     quantization = values.get("quantization")
     if (
         isinstance(quantization, str)
