@@ -19,6 +19,8 @@ from planner.models.registry import Model
 
 FLASH_ATTENTION3_SPLITS = 32
 """FP32 partial results per query in the graphs of FlashAttention-3 (Hopper only)."""
+LARGEST_FITTED_BATCH = 16_384
+"""Most tokens of a step in the logs that constants of activations were fitted to."""
 PIECEWISE_GRAPH_FRACTION = 0.6
 """Fraction of a layer's graph memory in its piecewise graph; the rest is in the full graph."""
 MAX_IMAGE_TOKENS = {
@@ -210,6 +212,10 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
             + left
         )
     peak = max(phases, key=lambda phase: phase.mid)
+    if architecture.is_hybrid:
+        beyond = 1 - min(1.0, LARGEST_FITTED_BATCH / tokens)
+        factor = _get_deployment_constant(deployment, "hybrid-batch").value
+        peak = Interval(peak.lo, peak.mid, peak.hi + beyond * (factor - 1) * peak.mid)
     return peak + _get_deployment_constant(deployment, "activation-base").as_non_negative_interval
 
 
@@ -230,7 +236,10 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
         name = "non-torch-rocm" + "-tp" * (
             deployment.layout.tp > 1 and "fabric" in deployment.gpu.link
         )
-        return _get_deployment_constant(deployment, name).as_non_negative_interval
+        base = _get_deployment_constant(deployment, name).as_non_negative_interval
+        if any(m.attention_kind == "compressed" for m in deployment.model.architecture.attentions):
+            base += _get_deployment_constant(deployment, "compressed-rocm").as_non_negative_interval
+        return base
     elsewhere = Interval.from_value(0)
     if not deployment.gpu.is_hopper:
         elsewhere = _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
@@ -244,13 +253,17 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
 def estimate_start_spread(deployment: Deployment) -> Interval:
     """Estimate how far starts of the same command differ, by what no log of the constants has.
 
-    Zero in the middle: several GPUs, a vendor's builds other than NVIDIA's, recurrent layers.
+    Zero in the middle: several GPUs, a vendor's builds other than NVIDIA's, recurrent layers, a
+    model runner or a format on a generation of which few starts were seen.
     """
-    architecture, gpu = deployment.model.architecture, deployment.gpu
+    model, gpu = deployment.model, deployment.gpu
+    of_format = f"spread-{model.quantization.method}-{gpu.architecture}"
     cases = {
         "spread-tp": deployment.layout.tp > 1,
         "spread-vendor": gpu.vendor != "nvidia",
-        "spread-hybrid": architecture.is_hybrid,
+        "spread-hybrid": model.architecture.is_hybrid,
+        "spread-runner-v2": uses_model_runner_v2(deployment.engine, model),
+        of_format: of_format in _load_constants("memory.yaml"),
     }
     spreads = [_get_deployment_constant(deployment, name) for name, holds in cases.items() if holds]
     return sum((spread.as_interval for spread in spreads), Interval.from_value(0))
