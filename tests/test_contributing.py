@@ -17,7 +17,7 @@ from planner.core.errors import PlannerError
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = {part.splitlines()[0]: part for part in TEXT.split("\n## ")[1:]}
-GPU, MODEL, VERSION, CALIBRATION = list(RECIPES)[1:]
+GPU, MODEL, ATTENTION, VERSION, CALIBRATION, FINDING = list(RECIPES)[1:]
 COMMANDS = [
     shlex.split(command, comments=True)
     for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
@@ -31,8 +31,11 @@ def house(folder: Path, recipe: str) -> dict[str, Path]:
     """A copy of the program and its catalogs in which the recipe's entries are at the ends of their files."""
     for name in ("planner", "catalogs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests" / "data").mkdir(parents=True)
+    for name in ("test_models.py", "data/published_models.yaml"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     changed = {}
-    for block in re.findall(r"```yaml\n(.*?)```", RECIPES[recipe], re.DOTALL):
+    for block in re.findall(r"```(?:yaml|python)\n(.*?)```", RECIPES[recipe], re.DOTALL):
         file = folder / re.match(r" *# (\S+)\n", block)[1]
         entry = "\n".join(line.removeprefix("   ") for line in block.splitlines()[1:])
         file.write_text(f"{file.read_text(encoding='utf-8')}\n{entry}\n", encoding="utf-8")
@@ -55,13 +58,19 @@ def run(folder: Path, command: list[str]) -> str:
     [
         (GPU, [r"TEST-GPU-48GB +44.4 +864 .* vllm 0.8.0\+"]),
         (MODEL, [r"acme/New-8B +8.03 B +131,072 +bfloat16", r"model +acme/New-8B: 8.03 B parameters, context 131,072"]),
+        (ATTENTION, [r"model +acme/Folded-8B: 8.03 B parameters"]),
         (VERSION, [r"engine +vllm 0.99.0\n"]),
+        (FINDING, [r"risky: --max_batch_size|risky +--max_batch_size"]),
     ],
 )  # fmt: skip
 def test_the_commands_of_a_recipe_show_its_entry(
     recipe: str, said: list[str], tmp_path: Path
 ) -> None:
-    looks = [c for c in COMMANDS if c[:2] in (["headroom", "list"], ["headroom", "check"])]
+    looks = [
+        c
+        for c in COMMANDS
+        if c[:2] in (["headroom", "list"], ["headroom", "check"], ["headroom", "lint"])
+    ]
     before = [c for c in looks if shlex.join(c) in RECIPES[recipe]]
     house(tmp_path, recipe)
     assert len(before) == len(said)
@@ -71,10 +80,29 @@ def test_the_commands_of_a_recipe_show_its_entry(
         assert "is not a known family" not in shown and "planned with the facts of" not in shown
 
 
+def test_a_new_attention_is_a_class_and_a_test(tmp_path: Path) -> None:
+    """The test that the recipe writes holds in a house with the class that it writes."""
+    house(tmp_path, ATTENTION)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    options = ["-q", "-n0", "--noconftest", "-p", "no:cacheprovider", "-k", "folded"]
+    call = [sys.executable, "-m", "pytest", *options, "tests/test_models.py"]
+    done = subprocess.run(
+        call,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("recipe", "file", "missing", "command"),
     [
         (GPU, "gpus.yaml", "  tflops: {fp32: 91.6, fp16: 362, bf16: 362, fp8: 733}\n", "headroom list gpus TEST-GPU"),
+        (FINDING, "rules.yaml", "    verdict: risky\n", "headroom lint 'trtllm-serve Qwen/Qwen3-8B'"),
         (VERSION, "engines.yaml", '    upto: "0.99.0"\n', "headroom check chat-70b --set engine_version=0.99.0"),
     ],
 )  # fmt: skip
@@ -85,7 +113,7 @@ def test_what_is_missing_is_said_in_the_recipes_words(
     before, found, after = path.read_text(encoding="utf-8").rpartition(missing)
     assert found
     path.write_text(before + after, encoding="utf-8")
-    shown = run(tmp_path, command.split())
+    shown = run(tmp_path, shlex.split(command))
     told = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", RECIPES[recipe], flags=re.DOTALL))
     assert any(sentence in shown for sentence in told if len(sentence) > 40), shown
 

@@ -23,7 +23,7 @@ from planner.models.architecture import (
 from planner.models.config_reader import CONFIG_FIELD_CATALOG, ConfigReader
 from planner.models.layer_kinds import LayerKind, classify_layers, look_up_layer_types
 from planner.models.mixers import Attention, SequenceMixer
-from planner.models.sequence_mixers import RECURRENT_MIXER_BUILDERS, build_compressed_attention
+from planner.models.sequence_mixers import MIXER_BUILDERS, build_compressed_attention
 from planner.models.vision_encoders import VISION_TOWER_BUILDERS, build_generic_encoder
 
 _FAMILY_FIELD_TYPES: dict[str, Any] = {
@@ -142,13 +142,13 @@ def _build_layer(c: ConfigReader, hidden: int, kind: LayerKind) -> DecoderLayer:
         mixers, weights = build_compressed_attention(c, hidden, kind.compress_ratio)
     elif kind.mixer in ("recurrent", "both"):
         name = c.read_text_field("recurrent")
-        if name not in RECURRENT_MIXER_BUILDERS:
+        if name not in MIXER_BUILDERS:
             raise c.make_field_error(
                 "model_type",
                 "a family whose recurrent layers are known",
                 c.get_or_default("model_type"),
             )
-        state, weights = RECURRENT_MIXER_BUILDERS[name](c, hidden)
+        state, weights = MIXER_BUILDERS[name](c, hidden)
         mixers = (state,)
     if kind.mixer in ("full", "sliding", "chunked", "both"):
         is_latent = kind.mixer == "full" and c.get_or_default("kv_lora_rank") is not None

@@ -173,8 +173,8 @@ def build_short_conv(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
     ])  # fmt: skip
 
 
-MixerBuilder = Callable[[ConfigReader, int], tuple[RecurrentMixer, WeightTensors]]
-RECURRENT_MIXER_BUILDERS: dict[str, MixerBuilder] = {
+MixerBuilder = Callable[[ConfigReader, int], tuple[SequenceMixer, WeightTensors]]
+MIXER_BUILDERS: dict[str, MixerBuilder] = {
     "gdn": build_gated_delta,
     "kda": build_kimi_delta,
     "mamba1": build_mamba1,
@@ -182,7 +182,7 @@ RECURRENT_MIXER_BUILDERS: dict[str, MixerBuilder] = {
     "lightning": build_lightning_attention,
     "short_conv": build_short_conv,
 }
-"""Builders by the name of the recurrent mixer in `catalogs/families.yaml`."""
+"""Builders of families' own mixers, by the name in the field `recurrent` of `catalogs/families.yaml`."""
 
 
 def build_compressed_attention(
