@@ -15,7 +15,7 @@ from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
 from planner.core.units import GIB
 from planner.hardware.gpus import get_gpu
-from planner.parallelism.pipeline import compute_pipeline_bubble
+from planner.parallelism.sharding import compute_pipeline_bubble
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.plan import Plan

@@ -15,7 +15,7 @@ from planner.latency.step_work import count_step_work
 from planner.models.registry import load_model
 from planner.parallelism.communication import estimate_allreduce_s, estimate_collectives
 from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
-from planner.parallelism.pipeline import compute_pipeline_bubble
+from planner.parallelism.sharding import compute_pipeline_bubble
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 PRIOR = StepCoefficients(**load_calibration_catalog("vllm").common.coefficients)

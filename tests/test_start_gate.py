@@ -11,7 +11,7 @@ from planner.core.catalog import CATALOG_DIR, load_catalog
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.layout import ParallelLayout
-from planner.engines.model_registries import (
+from planner.engines.model_support import (
     ModelRegistry,
     judge_model_support,
     list_model_classes,

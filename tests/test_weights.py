@@ -20,8 +20,7 @@ from planner.memory.weights import (
 from planner.models.architecture import WeightTensor
 from planner.models.quantization import WEIGHT_FORMATS
 from planner.models.registry import load_model
-from planner.parallelism.pipeline import split_layers_into_stages
-from planner.parallelism.sharding import compute_shard_shape
+from planner.parallelism.sharding import compute_shard_shape, split_layers_into_stages
 
 PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 

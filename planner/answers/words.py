@@ -16,7 +16,7 @@ from planner.core import number_format as formats
 from planner.core.templates import load_macros, render_template
 from planner.core.text import UNBREAKABLE_SPACE, capitalize
 from planner.deploy.artifacts import explain_unsupported_artifacts
-from planner.engines.model_registries import judge_model_support
+from planner.engines.model_support import judge_model_support
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.memory.memory_plan import explain_memory_utilization, measure_model
 from planner.models.registry import load_model

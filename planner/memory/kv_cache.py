@@ -21,7 +21,7 @@ from planner.models.mixers import (
     LayerCache,
     get_kv_element_bytes,
 )
-from planner.parallelism.pipeline import split_layers_into_stages
+from planner.parallelism.sharding import split_layers_into_stages
 
 MAX_GROUP_SIZE_RATIO = 1.5
 """Up to this ratio of layer counts, groups have the largest count, beyond it the smallest."""

@@ -383,12 +383,9 @@ def _estimate_after_pool(memory: MemoryPlan) -> tuple[float, Interval]:
     """Estimate bytes left after the pool's allocation, and those of graphs and warm-up."""
     deployment = memory.deployment
     free = deployment.gpu_free_bytes
-    if free is None:
-        free = (
-            memory.total_bytes
-            - deployment.other_tenants_bytes
-            - round(runtime_overhead.get_base_driver_context(deployment))
-        )
+    if free is None:  # of the driver alone: `non_torch` has what NCCL takes
+        context = runtime_overhead.get_deployment_constant(deployment, "context")
+        free = memory.total_bytes - deployment.other_tenants_bytes - round(context.as_interval.mid)
     rest = free - memory.budget_bytes + memory.activation.mid
     if deployment.engine.facts.memory_budget != "total":
         return rest, Interval.from_value(0)

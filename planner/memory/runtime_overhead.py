@@ -84,7 +84,8 @@ def get_constant(name: str, version: Version, file: str = "memory.yaml") -> Fitt
     return next((c for since, c in reversed(_load_constants(file)[name]) if since <= version), None)
 
 
-def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstant:
+def get_deployment_constant(deployment: Deployment, name: str) -> FittedConstant:
+    """Get a constant of `catalogs/memory.yaml` for the deployment's engine."""
     fitted_constant = get_constant(name, deployment.engine.constants_release)
     assert fitted_constant is not None, name
     return fitted_constant
@@ -192,31 +193,28 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
     if expert_workspace and deployment.model.quantization.method != "mxfp4":
         workspace = expert_workspace.multiply(2.0 * tokens * experts)
     phases = [
-        _get_deployment_constant(deployment, "forward-copies").multiply(hidden)
+        get_deployment_constant(deployment, "forward-copies").multiply(hidden)
         + 2.0 * tokens * max(dense, experts)
         + left,
-        _get_deployment_constant(deployment, "encoder-copies").multiply(2.0 * patches)
-        + 2.0 * inner,
+        get_deployment_constant(deployment, "encoder-copies").multiply(2.0 * patches) + 2.0 * inner,
     ]
     if last_stage:
         is_v2 = uses_model_runner_v2(deployment.engine, deployment.model)
         sampler = "sampler-bytes-v2" if is_v2 else "sampler-bytes"
         extra_vocab = args.max_loras * deployment.engine.facts.lora_extra_vocabulary
         phases.append(
-            _get_deployment_constant(deployment, sampler).multiply(float(rows * architecture.vocab))
-            + _get_deployment_constant(deployment, "lora-logits").multiply(
-                float(rows * extra_vocab)
-            )
-            + _get_deployment_constant(deployment, "hidden-copies").multiply(hidden)
+            get_deployment_constant(deployment, sampler).multiply(float(rows * architecture.vocab))
+            + get_deployment_constant(deployment, "lora-logits").multiply(float(rows * extra_vocab))
+            + get_deployment_constant(deployment, "hidden-copies").multiply(hidden)
             + workspace
             + left
         )
     peak = max(phases, key=lambda phase: phase.mid)
     if architecture.is_hybrid:
         beyond = 1 - min(1.0, LARGEST_FITTED_BATCH / tokens)
-        factor = _get_deployment_constant(deployment, "hybrid-batch").value
+        factor = get_deployment_constant(deployment, "hybrid-batch").value
         peak = Interval(peak.lo, peak.mid, peak.hi + beyond * (factor - 1) * peak.mid)
-    return peak + _get_deployment_constant(deployment, "activation-base").as_non_negative_interval
+    return peak + get_deployment_constant(deployment, "activation-base").as_non_negative_interval
 
 
 def _get_fabric_suffix(deployment: Deployment) -> str:
@@ -236,16 +234,16 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
         name = "non-torch-rocm" + "-tp" * (
             deployment.layout.tp > 1 and "fabric" in deployment.gpu.link
         )
-        base = _get_deployment_constant(deployment, name).as_non_negative_interval
+        base = get_deployment_constant(deployment, name).as_non_negative_interval
         if any(m.attention_kind == "compressed" for m in deployment.model.architecture.attentions):
-            base += _get_deployment_constant(deployment, "compressed-rocm").as_non_negative_interval
+            base += get_deployment_constant(deployment, "compressed-rocm").as_non_negative_interval
         return base
     elsewhere = Interval.from_value(0)
     if not deployment.gpu.is_hopper:
-        elsewhere = _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
+        elsewhere = get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
     elif deployment.layout.tp > 4:
-        elsewhere = _get_deployment_constant(deployment, "non-torch-wide").as_interval
-    base = _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment))
+        elsewhere = get_deployment_constant(deployment, "non-torch-wide").as_interval
+    base = get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment))
     interval = base.as_non_negative_interval + elsewhere
     return Interval(max(0.0, interval.lo), interval.mid, interval.hi)
 
@@ -265,20 +263,15 @@ def estimate_start_spread(deployment: Deployment) -> Interval:
         "spread-runner-v2": uses_model_runner_v2(deployment.engine, model),
         of_format: of_format in _load_constants("memory.yaml"),
     }
-    spreads = [_get_deployment_constant(deployment, name) for name, holds in cases.items() if holds]
+    spreads = [get_deployment_constant(deployment, name) for name, holds in cases.items() if holds]
     return sum((spread.as_interval for spread in spreads), Interval.from_value(0))
 
 
 def estimate_driver_context(deployment: Deployment) -> Interval:
     """Estimate bytes of driver context and NCCL set-up, which are outside the engine's budget."""
-    return _get_deployment_constant(
+    return get_deployment_constant(
         deployment, "context" + _get_fabric_suffix(deployment)
     ).as_non_negative_interval
-
-
-def get_base_driver_context(deployment: Deployment) -> float:
-    """Get the bytes of the driver context alone; after loading, `non_torch` has those of NCCL."""
-    return _get_deployment_constant(deployment, "context").as_non_negative_interval.mid
 
 
 def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
@@ -302,8 +295,8 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     decode = sum(
         size <= deployment.args.max_num_seqs * (1 + deployment.num_draft_tokens) for size in sizes
     )
-    first = _get_deployment_constant(deployment, "graph-first-mib").multiply(MIB)
-    has_full_graphs = _get_deployment_constant(deployment, "full-graphs").value
+    first = get_deployment_constant(deployment, "graph-first-mib").multiply(MIB)
+    has_full_graphs = get_deployment_constant(deployment, "full-graphs").value
     if deployment.gpu.is_hopper and has_full_graphs:
         widths = (mixer.heads * mixer.output_width for mixer in architecture.attentions)
         splits = (
@@ -311,7 +304,7 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
         )
         first = max(first, Interval.from_value(splits), key=lambda interval: interval.mid)
     layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
-    per_layer = _get_deployment_constant(
+    per_layer = get_deployment_constant(
         deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer"
     )
     full = has_full_graphs * max(0, decode - 1)
@@ -325,12 +318,12 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
 def estimate_after_pool(deployment: Deployment, graphs: Interval) -> Interval:
     """Estimate bytes after the pool's allocation: graphs, sampler warm-up on max_num_seqs rows."""
     rows = min(deployment.args.max_num_seqs, deployment.args.max_num_batched_tokens)
-    return graphs + _get_deployment_constant(deployment, "warmup-bytes").multiply(
+    return graphs + get_deployment_constant(deployment, "warmup-bytes").multiply(
         float(rows * deployment.model.architecture.vocab)
     )
 
 
 def estimate_cudagraph_actual(deployment: Deployment, estimate: Interval) -> Interval:
     """Estimate the memory that graphs really take from the engine's estimate."""
-    actual = _get_deployment_constant(deployment, "graph-actual")
+    actual = get_deployment_constant(deployment, "graph-actual")
     return Interval.from_lognormal(estimate.mid * actual.value, actual.sigma)

@@ -17,8 +17,7 @@ from planner.engines.speculation_methods import get_draft_method, resolve_draft_
 from planner.memory.runtime_overhead import offloads_weights
 from planner.models.architecture import DecoderLayer, WeightTensor
 from planner.models.registry import DTYPE_BYTES, Model
-from planner.parallelism.pipeline import split_layers_into_stages
-from planner.parallelism.sharding import compute_shard_shape
+from planner.parallelism.sharding import compute_shard_shape, split_layers_into_stages
 
 MXFP4_TILE_SIZES = (128, 256)
 """Multiples to which inner and hidden size of MXFP4 experts are padded.

@@ -89,6 +89,7 @@ class GroupedQueryAttention(_Attention):
 
     is_latent: ClassVar[bool] = False
     attention_kind: ClassVar[str] = ""
+    compress: ClassVar[int] = 0
 
     @property
     def kernels(self) -> int:
@@ -125,11 +126,6 @@ class GroupedQueryAttention(_Attention):
     def rotary_dim(self) -> int:
         """Dimensions that a rotary embedding may rotate."""
         return self.head_dim
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it attends to a window alone."""
-        return bool(self.window)
 
     def list_caches(
         self, tp: int, kv_cache_dtype: str, k: int = 0, shares: bool = True
@@ -227,11 +223,6 @@ class LatentAttention(_Attention):
     def spans(self) -> tuple[tuple[int | None, float], ...]:
         """(tokens back to which a query attends, latents per token there); None: all tokens."""
         return ((self.selected_latents, 1.0),)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it attends to a window alone."""
-        return bool(self.window and not self.compress)
 
     def list_caches(
         self, tp: int, kv_cache_dtype: str, k: int = 0, shares: bool = True

@@ -7,7 +7,6 @@ import numpy as np
 
 from planner.engines.coefficients import StepCoefficients
 from planner.engines.deployment import Deployment
-from planner.models.architecture import DecoderLayer
 
 EXPERT_EXCHANGE = "expert dispatch and combine"
 """Name of the collectives that take tokens to the ranks of their experts and back."""
@@ -50,11 +49,6 @@ class CollectiveCost:
     grouped_calls: int = 0  # that the host issues where ranks have different numbers of tokens
 
 
-def _has_cross_head_norm(layer: DecoderLayer) -> bool:
-    """Return whether queries and keys are normalised over all heads, across ranks (MiniMax-M2)."""
-    return any(weight.part == "norm" and weight.num_shard_units > 1 for weight in layer.weights)
-
-
 def estimate_allreduce_s(size: np.ndarray, gpus: int, link: float, latency: float) -> np.ndarray:
     """Estimate an all-reduce of `size` bytes: latency plus a ring's size x 2 (n - 1) / n / link.
 
@@ -87,7 +81,11 @@ def estimate_collectives(
         count = sum(
             times * ((layer.mixer is not None) + (layer.mlp is not None)) for layer, times in layers
         )
-        norms = sum(times * _has_cross_head_norm(layer) for layer, times in layers)
+        # over all heads, across ranks (MiniMax-M2)
+        norms = sum(
+            times * any(w.part == "norm" and w.num_shard_units > 1 for w in layer.weights)
+            for layer, times in layers
+        )
         if norms:
             small = np.asarray(tokens, float) * 8
             seconds = norms * estimate_allreduce_s(small, layout.tp, link, latency)

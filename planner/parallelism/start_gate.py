@@ -2,11 +2,11 @@
 
 from planner.engines.deployment import Deployment
 from planner.engines.engine import Engine, explain_unsupported_gpu
-from planner.engines.gpu_capabilities import (
+from planner.engines.model_support import (
     explain_unsupported_attention,
     explain_unsupported_format,
+    judge_model_support,
 )
-from planner.engines.model_registries import judge_model_support
 from planner.hardware.gpus import Gpu
 from planner.models.registry import Model
 from planner.parallelism.layouts import explain_illegal_layout

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number
 from planner.engines.deployment import Deployment
-from planner.engines.model_registries import judge_model_support
+from planner.engines.model_support import judge_model_support
 from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
 from planner.latency.performance import Performance
 from planner.latency.power import (

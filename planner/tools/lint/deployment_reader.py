@@ -23,8 +23,8 @@ from planner.engines.engine_args import (
     divide_batch_limits,
     format_media_limits,
 )
-from planner.engines.gpu_capabilities import VersionedEntry, explain_unsupported_format
 from planner.engines.layout import ParallelLayout, SpeculationConfig
+from planner.engines.model_support import VersionedEntry, explain_unsupported_format
 from planner.engines.speculation_methods import normalize_method_name
 from planner.hardware.gpus import parse_gpu_count
 from planner.models.mixers import RecurrentMixer

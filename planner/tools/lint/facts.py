@@ -11,7 +11,7 @@ from planner.core.units import MIB
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import get_cli_options, is_unresolved, load_recorded_names
 from planner.engines.engine import Engine
-from planner.engines.model_registries import judge_model_support
+from planner.engines.model_support import judge_model_support
 from planner.engines.speculation_methods import explain_unsupported_pipeline
 from planner.latency.startup_time import estimate_startup
 from planner.memory.runtime_overhead import offloads_weights

@@ -13,7 +13,7 @@ from planner.core.errors import find_closest
 from planner.core.readers import read_yaml
 from planner.core.versions import Version
 from planner.engines.cli_options import FLAGS_DIR, ParsedCommandLine, is_unresolved
-from planner.engines.gpu_capabilities import VersionedEntry
+from planner.engines.model_support import VersionedEntry
 from planner.tools.lint.findings import LintFinding, OptionChange, judge_presence
 from planner.tools.lint.server_commands import ServerCommand
 from planner.tools.lint.tree_reader import list_mappings
