@@ -63,11 +63,11 @@ class CudaGraphCapture(StrictEntry):
 class ModelRunnerV2(StrictEntry):
     """The models that vLLM's model runner V2 serves, and what it does as the first one does."""
 
-    model_types: tuple[str, ...]
-    quantized: bool
-    others: Literal["none", "dense", "all"]
-    estimates: bool
-    offloads: bool
+    model_types: tuple[str, ...] = ()
+    quantized: bool = False
+    others: Literal["none", "dense", "all"] = "none"
+    estimates: bool = False
+    offloads: bool = False
 
 
 class EngineFacts(StrictEntry):
@@ -80,27 +80,27 @@ class EngineFacts(StrictEntry):
     memory_budget: Literal["total", "static", "free"]
     limits: tuple[BatchLimitTier, ...]
     block_size: PositiveInt
-    cudagraph_memory: Literal["outside", "estimated"]
-    kv_tokens: Literal["blocks", "concurrency"]
-    window_batches: Literal["one", "concurrent"]
-    null_block_reserved: bool
-    state_block_per_sequence: bool
-    fp8_block_experts_whole: bool
+    cudagraph_memory: Literal["outside", "estimated"] = "outside"
+    kv_tokens: Literal["blocks", "concurrency"] = "blocks"
+    window_batches: Literal["one", "concurrent"] = "one"
+    null_block_reserved: bool = False
+    state_block_per_sequence: bool = False
+    fp8_block_experts_whole: bool = True
     prefix_caching: bool
     prefix_caching_hybrid: bool
     chunked_prefill: bool
     data_parallel_attention: bool
-    aligns_prefills: bool
-    kv_handover: Literal["none", "same", "wider", "any"]
+    aligns_prefills: bool = False
+    kv_handover: Literal["none", "same", "wider", "any"] = "none"
     async_scheduling: bool
     capture: CudaGraphCapture
     kv_cache_dtypes: tuple[str, ...]
     online: tuple[str, ...]
-    fp8_kv_capability: NonNegativeFloat
-    plugins: dict[str, str]
-    runner_v2: ModelRunnerV2
-    lora_ends: dict[str, tuple[str, ...]]
-    lora_extra_vocabulary: NonNegativeInt
+    fp8_kv_capability: NonNegativeFloat = 0
+    plugins: dict[str, str] = Field(default_factory=dict)
+    runner_v2: ModelRunnerV2 = ModelRunnerV2()
+    lora_ends: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    lora_extra_vocabulary: NonNegativeInt = 0
     static_memory: StaticMemory | None = None
     num_seqs_of_model: dict[str, PositiveInt] = Field(default_factory=dict)
     num_seqs_with_draft: PositiveInt | None = None

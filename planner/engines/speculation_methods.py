@@ -165,7 +165,7 @@ def _build_draft_layer_config(
         "intermediate_size": max(dense or sparse or [4 * architecture.hidden]),
         "num_attention_heads": heads,
         "num_key_value_heads": mixer.kv_heads if mixer else heads,
-        "head_dim": mixer.head_dim if mixer else 128,
+        "head_dim": mixer.rotary_dim if mixer else 128,
         "vocab_size": min(method.head_vocab or architecture.vocab, architecture.vocab),
         "max_position_embeddings": architecture.max_position,
     }  # fmt: skip

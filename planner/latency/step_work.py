@@ -193,7 +193,7 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
     rows = MIN_MMA_ROWS.get(deployment.gpu.architecture, 16)
     totals: dict[tuple[str, int | None], np.ndarray] = {}
     for layer, times in deployment.model.architecture.distinct_layers.items():
-        for mixer in layer.mixers:
+        for mixer in layer.attentions:
             for work in mixer.count_attention(layout.tp, layout.dcp, width, rows):
                 kind, window, *costs = vars(work).values()
                 total = totals.setdefault((kind, window), np.zeros(4))

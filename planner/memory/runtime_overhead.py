@@ -234,10 +234,11 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
         name = "non-torch-rocm" + "-tp" * (
             deployment.layout.tp > 1 and "fabric" in deployment.gpu.link
         )
-        base = get_deployment_constant(deployment, name).as_non_negative_interval
+        held = get_deployment_constant(deployment, name).as_non_negative_interval
         if any(m.attention_kind == "compressed" for m in deployment.model.architecture.attentions):
-            base += get_deployment_constant(deployment, "compressed-rocm").as_non_negative_interval
-        return base
+            more = get_deployment_constant(deployment, "compressed-rocm")
+            held = held + more.as_non_negative_interval
+        return held
     elsewhere = Interval.from_value(0)
     if not deployment.gpu.is_hopper:
         elsewhere = get_deployment_constant(deployment, "non-torch-elsewhere").as_interval

@@ -230,7 +230,9 @@ def _build_rotary_tables(
     parameters = c.get_nested("rope_parameters") or c.get_nested("rope_scaling") or {}
     tables = set()
     for mixer in attentions:
-        local = c.read_bool("local_rope") and bool(mixer.window and not mixer.compress)
+        local = c.read_bool("local_rope") and bool(
+            mixer.window and not (mixer.is_latent and mixer.compress)
+        )
         rope = parameters.get("sliding_attention" if local else "full_attention", parameters)
         r = ConfigReader(
             rope if isinstance(rope, Mapping) else {}, {}, f"{c.location}, rope_parameters"

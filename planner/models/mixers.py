@@ -89,7 +89,7 @@ class GroupedQueryAttention(_Attention):
 
     is_latent: ClassVar[bool] = False
     attention_kind: ClassVar[str] = ""
-    compress: ClassVar[int] = 0
+    compress: ClassVar[int] = 1
 
     @property
     def kernels(self) -> int:
@@ -204,11 +204,6 @@ class LatentAttention(_Attention):
         return self.kv_elements + self.kv_lora_rank
 
     @property
-    def head_dim(self) -> int:
-        """Elements of a head's queries."""
-        return self.nope_dim + self.rotary_dim
-
-    @property
     def kv_elements(self) -> int:
         """Elements of one stored latent."""
         return self.kv_lora_rank + self.rotary_dim
@@ -239,7 +234,7 @@ class LatentAttention(_Attention):
         queries = 2.0 * self.gathered_width
         decode = queries * self.heads / tp
         padded = queries * max(self.heads / tp, rows / dcp)
-        expanded = 2.0 * self.heads / tp * (self.head_dim + self.v_dim)
+        expanded = 2.0 * self.heads / tp * (self.nope_dim + self.rotary_dim + self.v_dim)
         is_dense = self.spans == ((None, 1),)
         kind, prefill = ("latent", expanded) if is_dense else ("sparse", padded)
         costs = self.kv_elements * width / dcp, padded, decode, prefill
@@ -350,10 +345,6 @@ class RecurrentMixer:
         channels = self.conv_channels // tp + groups * self.conv_group_channels
         inputs = self.conv_kernel - 1 + k if self.conv_kernel > 1 else 0
         return channels * inputs * 2 + self.state_elements // tp * self.state_width
-
-    def count_attention(self, tp: int, dcp: int, width: float, rows: int) -> list[AttentionWork]:
-        """Count nothing: it attends to no tokens."""
-        return []
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,6 @@ class CheckpointQuantization:
     schemes: tuple[tuple[str, WeightFormat], ...] = ()  # (expression of module paths, format)
     ignore: tuple[str, ...] = ()  # names, globs, `re:` expressions of unquantized modules
     kv_cache_dtype: str | None = None  # the meaning of "auto" for this checkpoint
-    steps: float = 0.0  # limit for matching all expressions against one module path
 
     @property
     def main_format(self) -> WeightFormat | None:

@@ -2,9 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import comb, inf, prod
 from typing import Any
 
 from planner.core.errors import PlannerError, make_unknown_name_error
@@ -95,12 +94,12 @@ def parse_quantization_config(
         # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
         if config.get("expert_dtype") == "fp4":
             formats = ((ROUTED_EXPERTS_PATTERN, WEIGHT_FORMATS["mxfp4"]), *formats)
+    _check_expressions(searched, location)
     return CheckpointQuantization(
         method,
         formats,
         (*ignored, *([] if head else ["lm_head"])),
         "fp8" if _has_fp8_kv_scales(q) else None,
-        sum(map(_estimate_regex_steps, searched)),
     )
 
 
@@ -257,29 +256,25 @@ def _join_patterns(patterns: list[str]) -> str:
     return "|".join(dict.fromkeys(map(convert_to_regex, patterns)))
 
 
-_MAX_MODULE_PATH_CHARS = 60
-"""Length of the longest module path."""
+def _check_expressions(patterns: Iterable[str], location: str) -> None:
+    """Refuse expressions that are none, or whose search in every module path may take minutes.
 
-
-def _estimate_regex_steps(pattern: str) -> float:
-    """Estimate the steps of a search in a module path from the ways to choose the pattern's parts.
-
-    A repetition begins and ends anywhere, a `?` matches or not; repeated groups and references to
-    groups have no bound.
+    Each repetition multiplies the steps of a search by the letters of a path, about 60.
     """
-    if not pattern.startswith("re:"):
-        return comb(_MAX_MODULE_PATH_CHARS + pattern.count("*"), pattern.count("*") + 1)
-    expression = strip_search_anchors(pattern[3:])
-    if len(expression) > 1000 or re.search(r"\)[*+{]|\\[1-9]|\(\?(P=|\()", expression):
-        return inf
+    bare = [strip_search_anchors(pattern.removeprefix("re:")) for pattern in patterns]
+    steps = sum(60.0 ** len(re.findall(r"(?<!\()[*+{?]", expression)) for expression in bare)
+    if steps > 2e6 or any(
+        len(e) > 1000 or re.search(r"\)[*+{]|\\[1-9]|\(\?(P=|\()", e) for e in bare
+    ):
+        raise PlannerError(
+            f"{location}, field quantization_config: its expressions of module names may take"
+            " hours; accepted are names, and a few of `.*`, `+` and `?`"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            re.compile(convert_to_regex(pattern))
+            re.compile(_join_patterns(list(patterns)))
     except (re.error, RecursionError, OverflowError, Warning) as error:
         raise PlannerError(
-            f"quantization_config: {pattern!r:.80} is no regular expression: {error}"
+            f"{location}, field quantization_config: an expression is none: {error}"
         ) from None
-    repeats, options = (len(re.findall(mark, expression)) for mark in (r"[*+{]", r"(?<!\()\?"))
-    alternatives = prod(1 + part.count("|") for part in re.split(r"[()]", expression))
-    return 2.0**options * alternatives * comb(_MAX_MODULE_PATH_CHARS + repeats, repeats + 1)

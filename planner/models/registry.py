@@ -21,8 +21,6 @@ from planner.models.quantization_config import parse_quantization_config
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes per element of the dtypes of weights and activations."""
-MAX_PATTERN_STEPS = 10**8
-"""Limit for matching a checkpoint's quantization patterns against one weight of each layer."""
 
 
 class ModelEntry(SourcedEntry):
@@ -232,11 +230,6 @@ def _build_model(config: Mapping[str, Any], name: str, location: str = "config.j
     if dtype not in DTYPE_BYTES or dtype == "float32":
         dtype = "bfloat16"  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
     stored = parse_quantization_config(config, location)
-    if stored.steps * len(architecture.layers) > MAX_PATTERN_STEPS:
-        raise PlannerError(
-            f"{location}, field quantization_config: its expressions of module names may take"
-            " hours; accepted are names, and a few of `.*`, `+` and `?`"
-        )
     return Model(name, architecture, stored, dtype, architecture.warnings)
 
 
