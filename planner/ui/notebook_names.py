@@ -41,7 +41,7 @@ _BY_MODULE: Mapping[str, str] = {
     "latency.step_model": ("build_target_step_model compute_expected_tokens"),
     "memory.concurrency_limits": ("find_safe_max_num_seqs"),
     "memory.memory_plan": ("find_max_model_len find_safe_memory_utilization"),
-    "parallelism.pipeline": ("compute_pipeline_bubble"),
+    "parallelism.sharding": ("compute_pipeline_bubble"),
     "planning.framework_choice": ("choose_framework"),
     "planning.simulation_runs": ("simulate_once"),
     "ui.chapter_views": (
