@@ -216,3 +216,12 @@ def deploy_on(
         tuple(sorted((memory_calibration or {}).items())),
         spare_replicas, sold_in,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def get_default_memory_utilization(deployment: Deployment) -> float:
+    """Get the share of a GPU's memory that the engine takes by itself."""
+    return resolve_engine_args(
+        {"max_num_batched_tokens": deployment.args.max_num_batched_tokens}, deployment.engine,
+        deployment.gpu, deployment.model, deployment.layout, deployment.speculation,
+    ).gpu_memory_utilization  # fmt: skip

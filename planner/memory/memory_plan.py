@@ -17,8 +17,7 @@ from typing import Literal, get_args
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT, Interval
 from planner.core.units import GIB
-from planner.engines.deployment import Deployment
-from planner.engines.engine_args import resolve_engine_args
+from planner.engines.deployment import Deployment, get_default_memory_utilization
 from planner.engines.layout import ParallelLayout
 from planner.memory import runtime_overhead
 from planner.memory.deployment_changes import (
@@ -406,15 +405,6 @@ def find_safe_memory_utilization(deployment: Deployment) -> float:
         memory.total_bytes,
     )
     return max(0.0, math.floor(100 * limit / memory.total_bytes) / 100)
-
-
-@lru_cache(maxsize=4096)
-def get_default_memory_utilization(deployment: Deployment) -> float:
-    """Get the share of a GPU's memory that the engine takes by itself."""
-    return resolve_engine_args(
-        {"max_num_batched_tokens": deployment.args.max_num_batched_tokens}, deployment.engine,
-        deployment.gpu, deployment.model, deployment.layout, deployment.speculation,
-    ).gpu_memory_utilization  # fmt: skip
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.core.number_format import format_probability
-from planner.engines.deployment import Deployment
-from planner.memory.memory_plan import get_default_memory_utilization
+from planner.engines.deployment import Deployment, get_default_memory_utilization
 from planner.planning.prediction import Prediction
 from planner.planning.slo import (
     MAX_TOLERANCE_SIGMAS,

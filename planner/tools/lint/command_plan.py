@@ -6,13 +6,8 @@ from typing import Any
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.cli_options import is_unresolved
-from planner.engines.deployment import Deployment
-from planner.memory.memory_plan import (
-    MemoryPlan,
-    find_max_model_len,
-    get_default_memory_utilization,
-    plan_memory,
-)
+from planner.engines.deployment import Deployment, get_default_memory_utilization
+from planner.memory.memory_plan import MemoryPlan, find_max_model_len, plan_memory
 from planner.planning.argument_advice import (
     ARGUMENT_SUGGESTERS,
     Suggestion,
