@@ -20,7 +20,7 @@ from planner.planning.engine_tuning import generate_neighbours, tune_to_margin
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.plan import Plan
 from planner.planning.scenario import parse_scenario
-from planner.planning.search import search_deployments
+from planner.planning.search import choose_on_each_gpu, search_deployments
 from planner.planning.slo import rate_limit
 from planner.planning.tolerance import EvaluationStore, state_deployment
 from planner.ui.plan_text import format_answer
@@ -241,7 +241,7 @@ def test_a_range_of_rates_is_as_likely_as_the_mean_over_its_rates() -> None:
 
 
 def test_each_kind_of_gpu_has_the_plan_that_it_has_alone() -> None:
-    kinds = plan_chat().by_gpu
+    kinds = choose_on_each_gpu(plan_chat())
     assert [kind.gpu.name for kind in kinds] == ["L40S", "L4"]
     for kind in kinds:
         alone = plan_chat({"gpus": [{"gpu": kind.gpu.name, "at_most": 6}]})

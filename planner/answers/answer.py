@@ -57,6 +57,7 @@ from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.plan import Plan
 from planner.planning.prediction import evaluate_batch
 from planner.planning.scenario import Scenario
+from planner.planning.search import GpuChoice, choose_on_each_gpu
 from planner.planning.slo import LimitStatus, SloTarget
 from planner.planning.what_if import (
     WhatIf,
@@ -366,6 +367,11 @@ class Answer(Plan):
         if candidate is None or isinstance(candidate, Offer):
             return candidate
         return build_offer(scenario or self.scenario, candidate)
+
+    @cached_property
+    def by_gpu(self) -> tuple[GpuChoice, ...]:
+        """The plan on each kind of GPU that the scenario allows, alone; none for an estimate."""
+        return () if self.is_estimate else choose_on_each_gpu(self)
 
     @property
     def best(self) -> Offer | None:

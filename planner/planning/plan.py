@@ -1,13 +1,11 @@
 """The answer to a scenario: what was chosen, what else there is, and what keeps anything cheaper from doing."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
-from planner.hardware.gpus import Gpu
 from planner.latency.performance import Performance
 from planner.parallelism.layouts import list_legal_layouts
 from planner.planning.autoscaling import AutoscalingPlan, plan_autoscaling
@@ -45,22 +43,6 @@ class BindingConstraint:
 
 
 @dataclass(frozen=True)
-class GpuChoice:
-    """The cheapest plan that holds on one kind of GPU; else what comes nearest there, and why it does not."""
-
-    gpu: Gpu
-    candidate: Candidate | None
-    reason: str  # empty where it holds
-
-
-class GpuSearch(Protocol):
-    """A search that goes on for one kind of GPU."""
-
-    def choose_on(self, gpu: Gpu, rejected: Sequence[RejectedOption]) -> GpuChoice:
-        """Choose the cheapest that holds on one kind of GPU, or say what is in the way there."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """The answer to a scenario."""
 
@@ -75,7 +57,6 @@ class Plan:
     notes: tuple[str, ...]
     without_pools: "Plan | None" = None  # where pools are allowed
     left_out: tuple[str, ...] = ()  # by a time limit
-    search: GpuSearch | None = field(default=None, compare=False, repr=False)
     # of the chosen candidate, if the choice rests on it
     simulated_day: AutoscalingPlan | None = field(default=None, repr=False)
 
@@ -135,20 +116,6 @@ class Plan:
         if self.chosen:
             return ()
         return self.best.violations if self.best else (self.binding_constraint.sentence,)
-
-    @cached_property
-    def by_gpu(self) -> tuple[GpuChoice, ...]:
-        """The plan on each kind of GPU that the scenario allows, as its search finds it."""
-        if self.search is None:
-            return ()
-        own = self.without_disaggregation.chosen
-        gpus = dict.fromkeys(each.gpu for each in self.scenario.gpus)
-        return tuple(
-            GpuChoice(gpu, own, "")
-            if own and own.deployment.gpu == gpu and own.is_confident
-            else self.search.choose_on(gpu, self.rejected)
-            for gpu in gpus
-        )
 
     @cached_property
     def autoscaling(self) -> AutoscalingPlan | None:

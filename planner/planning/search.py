@@ -5,7 +5,8 @@ The rule: of all deployments whose probability (`planning.tolerance`) is at leas
 price one that takes no more memory than the engine does by itself, then the highest probability,
 the fewest machines, and the formats nearest to the checkpoint. Where nothing reaches it, the
 cheapest with a probability of a half is chosen and the plan is at risk. Beside it stand the gamble,
-the cheapest with a probability of a half, and the safe option, the cheapest with 95%.
+the cheapest with a probability of a half, and the safe option, the cheapest with 95%; beside a plan
+at risk the likeliest that came near.
 
 The search is best first by price. A family (GPU, engine, formats, drafts, layout) enters at the
 price of the fewest replicas whose capacity, at the closed form's largest error, may be enough. Its
@@ -58,7 +59,6 @@ from planner.planning.plan import (
     SAFE_PROBABILITY,
     SMALLEST,
     BindingConstraint,
-    GpuChoice,
     Plan,
     describe_room,
     explain_infeasibility,
@@ -154,17 +154,29 @@ def _search_unified(scenario: Scenario, with_options: bool) -> Plan:
     if with_options and found:
         others = MAX_DAILY_RIVALS if scenario.daily_profile else 1
         recommended = search.find_cheapest(scenario.confidence, found, others)
-    if recommended and with_options:
-        first, (unpriced, cost) = recommended[0], recommended[0].rank_cost
+    if with_options and found:
+        first, (unpriced, cost) = (recommended or found)[0], (recommended or found)[0].rank_cost
         most = unpriced, MAX_SAFE_PRICE_FACTOR * cost
-        safe = search.find_cheapest(SAFE_PROBABILITY, recommended[:1], max_price=most)
+        if recommended:
+            safe = search.find_cheapest(SAFE_PROBABILITY, recommended[:1], max_price=most)
+        else:  # at risk: the likeliest that came near
+            clearly = first.probability + CLEARLY_LIKELIER
+            safe = [
+                each
+                for each in _state_nearest(search)[:1]
+                if each.rank_cost <= most and each.probability >= clearly
+            ]
         if safe and (
             safe[0].placement_key == first.placement_key  # with other arguments
             or price_all_hours(scenario, safe[0])
             <= price_all_hours(scenario, first, SAME_PRICE_SHARE)
         ):
-            recommended = [safe[0], *recommended[1:]]
-        gamble = sorted([*gamble, recommended[0]], key=attrgetter("cost_key"))
+            first = safe[0]
+        if recommended:
+            recommended = [first, *recommended[1:]]
+            gamble = sorted([*gamble, first], key=attrgetter("cost_key"))
+        else:
+            gamble = [first]
     return _build_plan(search, rejected, recommended, gamble, safe)
 
 
@@ -206,9 +218,9 @@ class _Search:
     @show_step("simulating layouts")
     def find_cheapest(
         self, probability: float, known: Sequence[Candidate] = (), others: int = 0,
-        max_price: tuple[bool, float] = (True, math.inf), gpu: Gpu | None = None,
+        max_price: tuple[bool, float] = (True, math.inf),
     ) -> list[Candidate]:  # fmt: skip
-        """Find the cheapest deployment, on one kind of GPU or any, that meets every target with `probability`.
+        """Find the cheapest deployment that meets every target with `probability`.
 
         It comes first, `known` where that is likely enough; the next that do with other GPUs or layouts
         follow, up to `others`.
@@ -223,7 +235,7 @@ class _Search:
                 heappush(heap, (price, next(turns), family))
 
         for family in self.families:
-            if (not chosen or others) and gpu in (None, family.start.gpu):
+            if not chosen or others:
                 push(family)
         while (heap or passed) and len(chosen) <= others and probes_left:
             if probability > GAMBLE_PROBABILITY and is_out_of_time():
@@ -368,18 +380,6 @@ class _Search:
         is_usual = deployment.args == family.start.args
         return self.state(deployment, preference if is_usual else mark_as_tuned(preference))
 
-    def choose_on(self, gpu: Gpu, rejected: Sequence[RejectedOption]) -> GpuChoice:
-        """Choose the cheapest that holds on one kind of GPU, or say what is in the way there."""
-        if found := self.find_cheapest(self.scenario.confidence, gpu=gpu):
-            return GpuChoice(gpu, found[0], "")
-        failed = [each for each in self.nearest if each[1].gpu == gpu]
-        if failed:
-            _, deployment, family = min(failed, key=itemgetter(0))
-            near = self.state(deployment, family.preference_key)
-            return GpuChoice(gpu, near, near.shortfall)
-        reasons = [each.reason for each in rejected if each.gpu == gpu.name]
-        return GpuChoice(gpu, None, reasons[-1] if reasons else "no layout of the model is left")
-
     def describe_cut(self) -> str:
         """Say which layouts the time limit kept from being simulated, cheapest first."""
         untried = [family.most for family in self.families if family.start not in self.probed]
@@ -393,6 +393,35 @@ class _Search:
             f"{get_progress_watch().stop_reason} with {len(self.probed)} of {len(self.families)}"
             f" layouts simulated; not tried: {'; '.join(names)}"
         )
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """The plan on one kind of GPU: the cheapest that holds there, else what is chosen at risk, or comes nearest."""
+
+    gpu: Gpu
+    candidate: Candidate | None  # None where nothing starts
+    reason: str  # why it does not hold; empty where it does
+
+
+def choose_on_each_gpu(plan: Plan) -> tuple[GpuChoice, ...]:
+    """Plan on each kind of GPU that the scenario allows alone; replays of the plan's own search are not repeated."""
+    scenario, own = plan.scenario, plan.without_disaggregation.chosen
+    choices = []
+    for gpu in dict.fromkeys(each.gpu for each in scenario.gpus):
+        gpus = tuple(each for each in scenario.gpus if each.gpu == gpu)
+        if own and own.deployment.gpu == gpu and own.is_confident:
+            choices.append(GpuChoice(gpu, own, ""))
+            continue
+        search, rejected, found = _start_search(
+            replace(scenario, gpus=gpus), [scenario.confidence, GAMBLE_PROBABILITY]
+        )
+        best = next(iter(found or _state_nearest(search)), None)
+        if best:
+            choices.append(GpuChoice(gpu, best, "" if best.is_confident else best.shortfall))
+        else:
+            choices.append(GpuChoice(gpu, None, explain_infeasibility([], rejected).sentence))
+    return tuple(choices)
 
 
 def _add_rounding(price: tuple[bool, float]) -> tuple[bool, float]:
@@ -433,14 +462,13 @@ def _build_plan(
         binding = explain_infeasibility(list(ordered), rejected)
         return Plan(
             scenario, None, None, None, None, binding, ordered, tuple(rejected), tuple(notes),
-            search=search,
         )  # fmt: skip
     chosen = holding[0]
     return Plan(
         scenario, chosen, next(iter(holding[1:]), None), next(iter(gamble), None),
         next(iter(safe), None), binding, ordered, tuple(rejected),
         (*notes, *chosen.prediction.warnings), left_out=(search.describe_cut(),) * search.is_cut,
-        search=search, simulated_day=day,
+        simulated_day=day,
     )  # fmt: skip
 
 

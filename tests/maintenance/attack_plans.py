@@ -56,7 +56,7 @@ from planner.planning.engine_tuning import BATCHED_TOKENS_VALUES
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.plan import GAMBLE_PROBABILITY, Plan
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, parse_scenario
-from planner.planning.search import search_deployments
+from planner.planning.search import choose_on_each_gpu, search_deployments
 from planner.planning.tolerance import simulate_candidate, state_deployment
 from planner.planning.what_if import limit_to_budget
 from planner.simulator.results import SimulationResult
@@ -267,7 +267,7 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     }
     found = _unlike("the summary", told, cells)
     found += [
-        f"passed over, yet it holds for less: {other}" for other in plan.by_gpu
+        f"passed over, yet it holds for less: {other}" for other in choose_on_each_gpu(plan)
         if other.candidate and not other.reason
         and other.candidate.price_key[1] < plan.chosen.price_key[1] * plan.chosen.billed_fraction * (1 - 1e-6)
     ]  # fmt: skip
