@@ -8,17 +8,12 @@ from typing import Literal
 from planner.answers.limits import list_limits
 from planner.core.progress import try_each
 from planner.planning.candidate import Candidate
-from planner.planning.engine_tuning import HOPELESS_MARGIN
 from planner.planning.evaluation import get_load_limit_name
-from planner.planning.max_load import find_max_load, get_figure, set_figure
-from planner.planning.open_figure import settle_open_figure
+from planner.planning.max_load import find_max_load, get_figure
 from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario
-from planner.planning.search import search_analytically
-from planner.planning.what_if import allow_formats, propose_changes, search_to_end
+from planner.planning.what_if import find_enabling_change
 
-MAX_CHANGES_TRIED = 2
-"""Changes that are searched for one that helps, beside other GPUs."""
 MIN_USEFUL_LOAD = 0.01
 """Share of the load below which serving less is no way out."""
 
@@ -30,7 +25,7 @@ class Relaxation:
     kind: Literal["limit", "rate", "concurrency", "hours"]
     name: str  # of the limit
     given: float  # s, requests/s, requests, or h
-    expected: float | None  # what would do at the expected speed
+    expected: float  # what would do at the expected speed
     pessimistic: float  # with the asked probability
 
 
@@ -38,7 +33,9 @@ class Relaxation:
 class WaysOut:
     """What would meet the targets where nothing does."""
 
-    change: tuple[str, Scenario, Candidate] | None  # the best deployment that a change allows
+    change: (
+        tuple[str, Scenario, Candidate] | None
+    )  # the cheapest that the first change that helps allows
     relaxations: tuple[Relaxation, ...]
 
 
@@ -49,55 +46,11 @@ def find_ways_out(plan: Plan) -> WaysOut | None:
     """
     if plan.chosen:
         return None
-    change = _find_change(plan)
+    change = find_enabling_change(plan.scenario)
     relaxations = list(_relax_limits(plan.scenario, plan.best)) if plan.best else []
     for _, loads in try_each(_find_feasible_load, {"less load": plan}, "ways out"):
         relaxations += loads or ()
     return WaysOut(change, tuple(relaxations))
-
-
-def _find_change(plan: Plan) -> tuple[str, Scenario, Candidate] | None:
-    """Find what other formats on these GPUs, then more GPUs, then other kinds of GPU allow.
-
-    Of what is probable enough the cheapest, else the likeliest.
-    """
-    given, options = plan.scenario, list[tuple[str, Scenario, Candidate]]()
-    formats = allow_formats(given)  # all at once, so that none is searched alone again
-    kept = ("workload", "slo_targets", "quantizations", "kv_cache_dtypes")
-    proposed = [
-        (change, each)
-        for change, each in propose_changes(plan)
-        if all(getattr(each, name) == getattr(given, name) for name in kept)
-    ]
-    others = proposed[MAX_CHANGES_TRIED:][-1:]  # on other GPUs
-    first = [("other formats allowed", formats)] if formats else []
-    searched = dict((*first, *proposed[:MAX_CHANGES_TRIED], *others))
-    if _has_few_slots(given):  # the cheapest change, alone and beside the others
-        free = {"as many adapter slots as serve best": given, **searched}
-        searched = {change: _free_slots(each) for change, each in free.items()}
-    for change, plans in try_each(search_to_end, searched, "ways out"):
-        options += [(change, each.scenario, each.chosen) for each in plans or () if each.chosen]
-        if options and options[-1][2].is_confident:
-            break
-    return min(options, key=lambda each: _rank_fix(each[2]), default=None)
-
-
-def _has_few_slots(scenario: Scenario) -> bool:
-    """Whether the scenario gives fewer slots than it has LoRA adapters."""
-    return 0 < int(scenario.engine_args.get("max_loras") or 0) < scenario.workload.adapters
-
-
-def _free_slots(scenario: Scenario) -> Scenario:
-    """Let the search choose max_loras."""
-    args = {name: value for name, value in scenario.engine_args.items() if name != "max_loras"}
-    return replace(scenario, engine_args=args)
-
-
-def _rank_fix(candidate: Candidate) -> tuple[object, ...]:
-    """Sort what would do by its price, and what is less probable than asked by that."""
-    if candidate.is_confident:
-        return False, candidate.cost_key
-    return True, -candidate.probability, candidate.cost_key
 
 
 def _relax_limits(scenario: Scenario, best: Candidate) -> Iterator[Relaxation]:
@@ -110,10 +63,7 @@ def _relax_limits(scenario: Scenario, best: Candidate) -> Iterator[Relaxation]:
 
 
 def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
-    """Find the largest load within the targets on the allowed GPUs, or a job's deadline.
-
-    At the expected speed it is that of the closest deployment.
-    """
+    """Find the largest load within the targets of the closest deployment, or a job's deadline."""
     scenario, load = plan.scenario, plan.scenario.workload
     if scenario.offline and plan.best and plan.performance:
         given, usable = (
@@ -130,20 +80,9 @@ def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
     if not mended.issuperset(plan.best.violated_constraints):
         return ()  # less load does not help
     kind: Literal["rate", "concurrency"] = "rate" if load.rate is not None else "concurrency"
-    easier = replace(scenario, open_figure=kind, daily_profile=None)
-    least = set_figure(easier, kind, MIN_USEFUL_LOAD * get_figure(scenario, kind))
-    if all(
-        each.limit_utilization > HOPELESS_MARGIN for each in search_analytically(least).candidates
-    ):
+    wanted, steady = get_figure(scenario, kind), replace(scenario, daily_profile=None)
+    largest = find_max_load(steady, plan.best, kind=kind)
+    if not MIN_USEFUL_LOAD <= largest / wanted < 1 or (kind == "concurrency" and largest < 2):
         return ()
-    most = settle_open_figure(easier, is_simulated=True).workload
-    wanted, largest = (
-        (load.rate, most.rate) if kind == "rate" else (load.concurrency, most.concurrency)
-    )
-    if not wanted or not largest or not MIN_USEFUL_LOAD <= largest / wanted < 1:
-        return ()
-    if kind == "concurrency" and largest < 2:
-        return ()
-    expected = find_max_load(easier, plan.best, 0.0, kind)
-    at_expected = min(expected, wanted) if expected >= largest else None
-    return (Relaxation(kind, kind, wanted, at_expected, largest),)
+    expected = min(find_max_load(steady, plan.best, 0.0, kind), wanted)
+    return (Relaxation(kind, kind, wanted, expected, largest),)

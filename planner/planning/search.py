@@ -134,13 +134,15 @@ def is_promising(estimate: Candidate) -> bool:
 
 
 def find_choice(scenario: Scenario) -> Candidate | None:
-    """Find the cheapest that holds, of what the closed form finds likely; None if none does."""
-    built, _ = build_families(scenario, fits_in_machine)
-    families = [each for each in built if is_promising(each.most)]
-    found = _Search(scenario, families, EvaluationStore(scenario)).find_cheapest(
-        scenario.confidence
-    )
-    return next(iter(found), None)
+    """Find the cheapest that holds, of what the closed form finds likely; None if none does.
+
+    Replicas over several machines are looked at only where none fits into one.
+    """
+    families, _ = build_families(scenario, fits_in_machine)
+    families = families or build_families(scenario, spans_machines)[0]
+    promising = [each for each in families if is_promising(each.most)]
+    search = _Search(scenario, promising, EvaluationStore(scenario))
+    return next(iter(search.find_cheapest(scenario.confidence)), None)
 
 
 def _search_unified(scenario: Scenario, with_options: bool) -> Plan:
@@ -406,17 +408,15 @@ class GpuChoice:
 
 def choose_on_each_gpu(plan: Plan) -> tuple[GpuChoice, ...]:
     """Plan on each kind of GPU that the scenario allows alone; replays of the plan's own search are not repeated."""
-    scenario, own = plan.scenario, plan.without_disaggregation.chosen
-    choices = []
+    scenario, own, choices = plan.scenario, plan.without_disaggregation.best, list[GpuChoice]()
     for gpu in dict.fromkeys(each.gpu for each in scenario.gpus):
         gpus = tuple(each for each in scenario.gpus if each.gpu == gpu)
-        if own and own.deployment.gpu == gpu and own.is_confident:
-            choices.append(GpuChoice(gpu, own, ""))
-            continue
-        search, rejected, found = _start_search(
-            replace(scenario, gpus=gpus), [scenario.confidence, GAMBLE_PROBABILITY]
-        )
-        best = next(iter(found or _state_nearest(search)), None)
+        best, rejected = own, plan.rejected
+        if own is None or own.deployment.gpu != gpu:
+            search, rejected, found = _start_search(
+                replace(scenario, gpus=gpus), [scenario.confidence, GAMBLE_PROBABILITY]
+            )
+            best = next(iter(found or _state_nearest(search)), None)
         if best:
             choices.append(GpuChoice(gpu, best, "" if best.is_confident else best.shortfall))
         else:

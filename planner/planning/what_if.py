@@ -88,7 +88,9 @@ def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     formats and GPUs are options of its own (`find_unlisted_format`, `find_unlisted_gpu`).
     """
     if (chosen := plan.chosen) is None:
-        yield from _propose_enabling_changes(plan.scenario)
+        changes = {**dict(_widen(plan.scenario)), **dict(_list_changes(plan.scenario))}
+        del changes[TWICE]
+        yield from ((text, each) for text, each in changes.items() if _select_promising_gpus(each))
         return
     layout = chosen.deployment.layout
     # several replicas would become about half as many
@@ -151,7 +153,7 @@ def find_measure_first(plan: Plan) -> Candidate | None:
     for candidate in sorted(plan.without_disaggregation.candidates, key=weigh, reverse=True):
         if weigh(candidate) <= best[0] or is_out_of_time():
             break
-        pinned = search_deployments(pin_candidate(plan.scenario, candidate)).best
+        pinned = search_choice(pin_candidate(plan.scenario, candidate)).best
         if pinned:
             stated = replace(pinned, billed_fraction=candidate.billed_fraction)
             best = max(best, (weigh(stated), stated), key=itemgetter(0))
@@ -221,21 +223,28 @@ def _list_changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield "speculative decoding allowed", replace(scenario, speculation=allowed)
 
 
-def _propose_enabling_changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Propose changes that might make an infeasible scenario feasible."""
+def _widen(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Propose other formats, more GPUs, then other kinds, as far as the closed form finds them possible."""
     more = tuple(
         replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus))
         for candidate in scenario.gpus
     )
-    changes = {f"up to {more[0].max_gpus} GPUs": replace(scenario, gpus=more)}
     if formats := allow_formats(scenario):
-        changes["other formats allowed"] = formats
-    changes |= dict(_list_changes(scenario))
-    del changes[TWICE]
-    yield from ((text, each) for text, each in changes.items() if _select_promising_gpus(each))
+        yield "other formats allowed", formats
+    yield f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more)
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
         names = " or ".join(candidate.gpu.name for candidate in other.gpus)
         yield f"{names} (not on your list)", other
+
+
+def find_enabling_change(scenario: Scenario) -> tuple[str, Scenario, Candidate] | None:
+    """Find the first change of formats or GPUs with which something holds, and the cheapest that does."""
+    for text, changed in _widen(scenario):
+        if is_out_of_time():
+            break
+        if found := find_choice(changed):
+            return text, changed, found
+    return None
 
 
 def _use_other_gpus(scenario: Scenario) -> Scenario:
