@@ -411,7 +411,7 @@ def choose_on_each_gpu(plan: Plan) -> tuple[GpuChoice, ...]:
     scenario, own, choices = plan.scenario, plan.without_disaggregation.best, list[GpuChoice]()
     for gpu in dict.fromkeys(each.gpu for each in scenario.gpus):
         gpus = tuple(each for each in scenario.gpus if each.gpu == gpu)
-        best, rejected = own, plan.rejected
+        best, rejected = own, list(plan.rejected)
         if own is None or own.deployment.gpu != gpu:
             search, rejected, found = _start_search(
                 replace(scenario, gpus=gpus), [scenario.confidence, GAMBLE_PROBABILITY]
