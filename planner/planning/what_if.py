@@ -234,7 +234,7 @@ def _widen(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     yield f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more)
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
         names = " or ".join(candidate.gpu.name for candidate in other.gpus)
-        yield f"{names} (not on your list)", other
+        yield f"{names}, not on your list", other
 
 
 def find_enabling_change(scenario: Scenario) -> tuple[str, Scenario, Candidate] | None:
