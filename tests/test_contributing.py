@@ -1,5 +1,6 @@
 """CONTRIBUTING.md can be followed: what it names is there, and its entries work as they stand."""
 
+import json
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from planner.core.errors import PlannerError
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = {part.splitlines()[0]: part for part in TEXT.split("\n## ")[1:]}
-GPU, MODEL, ATTENTION, VERSION, CALIBRATION, FINDING = list(RECIPES)[1:]
+GPU, MODEL, ATTENTION, VERSION, CALIBRATION, FINDING, LIMIT = list(RECIPES)[1:]
 COMMANDS = [
     shlex.split(command, comments=True)
     for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
@@ -41,6 +42,30 @@ def house(folder: Path, recipe: str) -> dict[str, Path]:
         file.write_text(f"{file.read_text(encoding='utf-8')}\n{entry}\n", encoding="utf-8")
         changed[file.name] = file
     return changed
+
+
+def test_a_new_limit_needs_its_row_and_its_values(tmp_path: Path) -> None:
+    """A limit of an hour passes, one of a tenth of a second doesn't, and plan.json states the figure."""
+    house(tmp_path, LIMIT)
+    blocks = re.findall(r"```python\n(.*?)```", RECIPES[LIMIT], re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        name, anchor = re.match(r" *# (\S+), after: (.*)\n", block).groups()
+        lines = "\n".join(line.removeprefix("   ") for line in block.splitlines()[1:-1])
+        file = tmp_path / name
+        before, found, after = file.read_text(encoding="utf-8").partition(f"{anchor}\n")
+        assert found, anchor
+        file.write_text(f"{before}{found}{lines}\n{after}", encoding="utf-8")
+    (command,) = [c for c in COMMANDS if c[:2] == ["headroom", "plan"] and "t100" in c[-1]]
+    told = json.loads(run(tmp_path, [*command, "--json"]))
+    (limit,) = (each for each in told["service_level"] if each["metric"] == "t100")
+    found = told["predicted"]
+    assert limit["limit_ms"] == 9000
+    for at in ("mean", "p95"):
+        first, hundred, whole = (found[f"{name}_ms"][at][1] for name in ("ttft", "t100", "e2e"))
+        assert first < hundred <= whole
+    late = run(tmp_path, [*command[:-1], "service_level.t100.p95=100"])
+    assert "First 100 tokens" in late and "No plan meets" in late
 
 
 def run(folder: Path, command: list[str]) -> str:

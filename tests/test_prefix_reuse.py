@@ -12,9 +12,9 @@ from planner.analysis.prefix_cache_sweeps import build_document_workload
 from planner.core.errors import PlannerError
 from planner.deploy import build_launch
 from planner.engines.deployment import Deployment, deploy_on
-from planner.latency.kv_offload import estimate_kv_offload
 from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, count_concurrent_readers
 from planner.latency.step_model import build_step_model
+from planner.latency.workload_step_costs import estimate_kv_offload
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import derive_effective_workload, estimate_capacity
 from planner.planning.prediction import evaluate, predict
@@ -429,8 +429,10 @@ def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_doe
         simulate_once(one, asked_about, 1_000),
     )
     assert closed is not None
-    assert closed.ttft["p50"].mid == pytest.approx(replayed.compute_quantile("ttft", 0.5), rel=0.14)
-    assert closed.ttft["p95"].mid == pytest.approx(
+    assert closed.get("ttft", "p50").mid == pytest.approx(
+        replayed.compute_quantile("ttft", 0.5), rel=0.14
+    )
+    assert closed.get("ttft", "p95").mid == pytest.approx(
         replayed.compute_quantile("ttft", 0.95), rel=0.14
     )
 
@@ -445,9 +447,11 @@ def test_the_closed_form_knows_what_decoding_sequences_read_together(
         build_document_workload(count, 16, rate, 800, output=500),
     )
     closed, replayed = evaluate(one, asked_about).performance, simulate_once(one, asked_about, 800)
-    assert closed is not None and closed.tpot["mean"].mid == pytest.approx(
+    assert closed is not None and closed.get("tpot", "mean").mid == pytest.approx(
         replayed.tpot.mean(), rel=0.1
     )
     apart = evaluate(one, replace(derive_effective_workload(one, asked_about), trace=None))
     assert apart.performance is not None
-    assert (apart.performance.tpot["mean"].mid > 1.4 * closed.tpot["mean"].mid) == (count < 1000)
+    assert (apart.performance.get("tpot", "mean").mid > 1.4 * closed.get("tpot", "mean").mid) == (
+        count < 1000
+    )

@@ -86,11 +86,11 @@ def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
     rate = found.max_load_replica.workload.rate
     assert rate >= plan.scenario.workload.rate / plan.chosen.deployment.layout.replicas
     assert found.scale_up_in_flight == pytest.approx(
-        rate * found.max_load_replica.performance.e2e["mean"].mid
+        rate * found.max_load_replica.performance.get("e2e", "mean").mid
     )
     assert (
-        found.max_load_replica.performance.ttft["p95"].mid <= 1.5
-        and found.max_load_replica.performance.tpot["p95"].mid <= 0.09
+        found.max_load_replica.performance.get("ttft", "p95").mid <= 1.5
+        and found.max_load_replica.performance.get("tpot", "p95").mid <= 0.09
     )
     assert rate <= 0.8 * found.max_load_replica.performance.capacity.mid * 1.001, (
         "the headroom stays free in every hour"
@@ -264,7 +264,10 @@ def test_a_serverless_replica_is_paid_as_a_simulation_says(
 ) -> None:
     """Requests at random: the first starts a replica, which stays until `idle` after the last answer."""
     _, found = planned()
-    stay, rng = found.max_load_replica.performance.e2e["mean"].mid + idle, np.random.default_rng(1)
+    stay, rng = (
+        found.max_load_replica.performance.get("e2e", "mean").mid + idle,
+        np.random.default_rng(1),
+    )
     paid, cold, until, now, many = 0.0, 0, -1.0, 0.0, 40_000
     ready = 0.0
     for gap in rng.exponential(1 / rate, many):

@@ -18,7 +18,6 @@ from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.candidate import Candidate
-from planner.planning.capacity import PREFIX_CACHE_OVERHEAD_FRACTION
 from planner.planning.evaluation import saturate_workload
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario
@@ -133,17 +132,3 @@ def sweep_prefix_reuse(
         return served | read_estimate(deployment, load)
 
     return sweep({"Prompt tokens found in the cache (%)": [s * 100 for s in shares]}, _read)
-
-
-def find_break_even_reuse(reuse: pd.DataFrame) -> float | None:
-    """Find the reuse (%) whose gain in throughput exceeds `PREFIX_CACHE_OVERHEAD_FRACTION`.
-
-    `reuse` comes from `sweep_prefix_reuse`.
-    """
-    served = np.array([value.mid for value in reuse["Requests/s, all slots taken"]])
-    gain = np.maximum.accumulate(served / served[0] - 1)
-    return (
-        float(np.interp(PREFIX_CACHE_OVERHEAD_FRACTION, gain, reuse.iloc[:, 0]))
-        if gain[-1] > PREFIX_CACHE_OVERHEAD_FRACTION
-        else None
-    )

@@ -54,7 +54,7 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, flo
     max_tps = performance.capacity.mid * scenario.workload.output.mean
     waits = [math.inf] * 2
     if not performance.saturated:
-        waits = [performance.ttft["p95"].mid, performance.itl["p99"].mid]
+        waits = [performance.get("ttft", "p95").mid, performance.get("itl", "p99").mid]
     pool = candidate.prediction.memory.pool.reported_tokens
     costs = [usd / max_tps] if usd else []
     return dict(zip(MEASURE_DIRECTIONS, [*waits, max_tps, pool, *costs], strict=False))

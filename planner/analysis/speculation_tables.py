@@ -113,7 +113,7 @@ def sweep_draft_loads(drafted: Deployment, workload: Workload) -> pd.DataFrame |
     loads = [most * step / NUM_LOADS for step in range(1, NUM_LOADS + 1)]
     cases = [(way, set_load(workload, load)) for load in loads for way in ways.values()]
     tpots = [
-        each.tpot["mean"].mid * 1e3 if each and not each.saturated else None
+        each.get("tpot", "mean").mid * 1e3 if each and not each.saturated else None
         for each in (prediction.performance for prediction in evaluate_batch(cases))
     ]
     columns = dict(zip(ways, (tpots[::2], tpots[1::2]), strict=True))

@@ -31,7 +31,7 @@ from planner.latency.lora_adapters import (
     limit_sequences_by_adapters,
 )
 from planner.latency.measured_residuals import describe_run, find_nearest_run
-from planner.latency.performance import Performance
+from planner.latency.performance import LATENCY_METRICS, Performance
 from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.latency.step_model import locate_operating_point
 from planner.models.quantization import WeightFormatEntry, load_weight_formats
@@ -68,7 +68,10 @@ from planner.planning.what_if import (
 
 Fields = dict[str, Any]
 """Figures by name, as templates and plan.json show them."""
-PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
+PHRASES: Mapping[str, Any] = {
+    **read_yaml(Path(__file__).with_name("phrases.yaml")),
+    "metrics": {name: metric.label for name, metric in LATENCY_METRICS.items()},
+}
 """Words for verdicts, metrics, formats, risks and what step costs rest on."""
 MIN_CURVE_POINTS, MAX_RISKS, NUM_DRAFT_LOADS = 4, 3, 20
 MAX_STEP_COST_WEIGHT = 2.9
@@ -560,7 +563,7 @@ class Answer(Plan):
         ways = replace(drafted, speculation=None), drafted
         cases = [(way, load.scale(factor)) for factor in factors for way in ways]
         tpots = [
-            each.performance.tpot["mean"].mid if each.performance else math.inf
+            each.performance.get("tpot", "mean").mid if each.performance else math.inf
             for each in evaluate_batch(cases)
         ]
         rows = zip(factors, tpots[::2], tpots[1::2], strict=True)

@@ -27,6 +27,7 @@ from planner.core.units import MIB
 from planner.engines.deployment import Deployment
 from planner.engines.engine import get_engine
 from planner.hardware.gpus import get_gpu
+from planner.latency.performance import LATENCY_METRICS
 from planner.planning.capacity import count_benchmark_prefix_tokens
 from planner.planning.plan import get_reference_deployment
 from planner.planning.scenario import load_scenario
@@ -252,13 +253,11 @@ def _read_statistics(run: object) -> dict[str, float]:
     """Return what a run in vLLM's form states: latencies in seconds, such as "p95 ttft", and rates."""
     fields = run if isinstance(run, dict) else {}
     names = {
-        f"{statistic}_{theirs}_ms": (f"{statistic} {ours}", 1e-3)
-        for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2el", "e2e"))
-        for statistic in STATISTICS
+        f"{theirs}_{metric.benchmark}_ms": (f"{ours} {name}", 1e-3)
+        for name, metric in LATENCY_METRICS.items()
+        for theirs, ours in (*((each, each) for each in STATISTICS), ("median", "p50"))
     }
-    names |= {f"median_{each}_ms": (f"p50 {each}", 1e-3) for each in ("ttft", "tpot", "itl")}
-    names |= {"median_e2el_ms": ("p50 e2e", 1e-3), "request_throughput": ("request_tps", 1.0)}
-    names["output_throughput"] = ("output_tps", 1.0)
+    names |= {f"{each}_throughput": (f"{each}_tps", 1.0) for each in ("request", "output")}
     return {
         ours: fields[theirs] * unit
         for theirs, (ours, unit) in names.items()

@@ -215,7 +215,7 @@ def _predict_means_batch(
             for load in loads
         ]
     means = [
-        (performance.ttft["mean"].mid, performance.tpot["mean"].mid)
+        (performance.get("ttft", "mean").mid, performance.get("tpot", "mean").mid)
         for performance in solve_load_cases(cases)
     ]
     return np.array(means).reshape(len(trials), len(points), 2)

@@ -178,7 +178,7 @@ def compute_alert_thresholds(
             (performance.kv_usage_p99 + 1) / 2 if performance.kv_usage_p99 < KV_FULL_USAGE else None
         ),
         preemptions=max(2 * performance.preemptions, performance.preemptions + 0.05),
-        wait=max([*limits, performance.ttft["p99"].hi]) if paced else None,
+        wait=max([*limits, performance.get("ttft", "p99").hi]) if paced else None,
         rate=1.1 * load.rate if load.rate is not None else None,
         output_tps=None if paced else performance.output_tps.lo,
         prefix_hits=hits / 2 if hits >= 0.05 else None,

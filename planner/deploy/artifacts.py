@@ -19,7 +19,7 @@ from planner.deploy.launch_spec import (
     get_checkpoint,
 )
 from planner.engines.metric_names import get_metric_names
-from planner.latency.performance import Performance
+from planner.latency.performance import LATENCY_METRICS, Performance
 from planner.latency.startup_time import DEFAULT_STORAGE
 from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.capacity import count_benchmark_prefix_tokens
@@ -157,9 +157,10 @@ def _build_values(
         "script": format_for_script, "environment": manifests.load_environment_variables(engine),
         # of `vllm bench serve --goodput`: per metric the largest SLO
         "goodput": {
-            {"e2e": "e2el"}.get(t.metric, t.metric): t.seconds
-            for t in sorted(targets, key=lambda target: target.seconds) if t.metric != "itl"
-        }, "judged": list_benchmark_targets(targets),
+            LATENCY_METRICS[t.metric].benchmark: t.seconds
+            for t in sorted(targets, key=lambda target: target.seconds)
+            if LATENCY_METRICS[t.metric].per_request
+        }, "metrics": LATENCY_METRICS, "judged": list_benchmark_targets(targets),
         "start_up": last.start_up, "scaled": None, "unit": f"headroom{place}@.service",
         **alerts.build_monitoring_values(prediction, targets, endpoints),
     }  # fmt: skip

@@ -3,16 +3,32 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Literal, Self
 
 import numpy as np
 
 from planner.core.intervals import Interval
 
-LATENCY_METRICS = ("ttft", "tpot", "itl", "e2e")
-"""Latency metrics of a request."""
-QUEUE_SENSITIVE_METRICS = ("ttft", "e2e", "queue")
-"""Metrics that include the wait in the queue, and the wait itself."""
+
+@dataclass(frozen=True)
+class LatencyMetric:
+    """What everything that lists, limits or measures a latency knows of it; all are in seconds."""
+
+    label: str
+    waits: bool  # whether the queue moves it; else steps alone do, the pace of a request
+    error: Literal["prompt", "step", "mixed"]  # whose measured error it has
+    per_request: bool  # a value for each request, not for each of its gaps
+    min_plausible_s: float  # a shorter limit is out of reach of any GPU
+    benchmark: str  # its name in `vllm bench serve`
+
+
+LATENCY_METRICS: Mapping[str, LatencyMetric] = {
+    "ttft": LatencyMetric("First token", True, "prompt", True, 5e-3, "ttft"),
+    "tpot": LatencyMetric("Time per token", False, "step", True, 0.5e-3, "tpot"),
+    "itl": LatencyMetric("Gap between tokens", False, "step", False, 0.5e-3, "itl"),
+    "e2e": LatencyMetric("Whole answer", True, "mixed", True, 5e-3, "e2el"),
+}
+"""Latencies of a request, by the name in scenarios, plan.json and engines' histograms."""
 UNBOUNDED = Interval.from_value(math.inf)
 LATENCY_STATISTICS = ("mean", "p50", "p95", "p99")
 """Statistics of a latency's distribution."""
@@ -36,7 +52,8 @@ def apply_unbounded_queue(
     Such a wait grows as long as the overload lasts; the simulated figure only reflects the length
     of the simulation.
     """
-    if metric not in QUEUE_SENSITIVE_METRICS or capacity is None or arriving <= capacity.lo:
+    waits = metric == "queue" or LATENCY_METRICS[metric].waits
+    if not waits or capacity is None or arriving <= capacity.lo:
         return value
     return UNBOUNDED if arriving > capacity.mid else replace(value, hi=math.inf)
 
@@ -45,12 +62,9 @@ def apply_unbounded_queue(
 class Performance:
     """Latencies in seconds and rates per second of a whole deployment, as 80% intervals."""
 
-    ttft: Mapping[str, Interval]  # by `LATENCY_STATISTICS`
-    tpot: Mapping[str, Interval]
-    itl: Mapping[
-        str, Interval
-    ]  # between streamed outputs; with speculation an output has several tokens
-    e2e: Mapping[str, Interval]
+    # by `LATENCY_METRICS`, then `LATENCY_STATISTICS`; gaps are between streamed outputs, which have
+    # several tokens with speculation
+    latencies: Mapping[str, Mapping[str, Interval]]
     output_tps: Interval
     total_tps: Interval
     request_tps: Interval
@@ -71,8 +85,7 @@ class Performance:
 
     def get(self, metric: str, point: str) -> Interval:
         """Return the seconds of a latency metric at one of its statistics."""
-        interval: Interval = getattr(self, metric)[point]
-        return interval
+        return self.latencies[metric][point]
 
     def get_for_display(self, metric: str, point: str) -> Interval:
         """Return `get` for display: infinite if the queue is unbounded."""
@@ -106,7 +119,7 @@ class Performance:
         def ms(values: Mapping[str, Interval]) -> str:
             return f"mean {values['mean'] * 1e3:.1f} ms, p99 {values['p99'] * 1e3:.1f} ms"
 
-        shown = {name: getattr(self, name) for name in ("ttft", "itl", "tpot")}
+        shown = {name: self.latencies[name] for name in ("ttft", "itl", "tpot")}
         text = "; ".join(
             f"{name.upper()} {ms(times)}"
             for name, times in shown.items()
@@ -122,11 +135,8 @@ class Performance:
 class PerformanceBatch:
     """Performance of many cases as arrays; `[k]` is that of one case."""
 
-    ttft: np.ndarray  # [cases, statistics] s, expected values
-    tpot: np.ndarray
-    itl: np.ndarray
-    e2e: np.ndarray
-    sigmas: np.ndarray  # [cases, 4 latencies, statistics] standard deviations of ln
+    latencies: np.ndarray  # [cases, metrics, statistics] s, expected values
+    sigmas: np.ndarray  # [cases, metrics, statistics] standard deviations of ln
     request_tps: np.ndarray  # [cases], like all below
     capacity: np.ndarray
     capacity_sigma: np.ndarray
@@ -157,22 +167,18 @@ class PerformanceBatch:
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, k: int) -> Performance:
-        times: dict[str, Any] = {
+        latencies = {
             name: dict(
-                zip(
-                    LATENCY_STATISTICS,
-                    map(Interval.from_lognormal, getattr(self, name)[k].tolist(), sigma),
-                    strict=True,
-                )
+                zip(LATENCY_STATISTICS, map(Interval.from_lognormal, means, sigmas), strict=True)
             )
-            for name, sigma in zip(
-                ("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True
+            for name, means, sigmas in zip(
+                LATENCY_METRICS, self.latencies[k].tolist(), self.sigmas[k].tolist(), strict=True
             )
         }
         interval = Interval.from_lognormal(float(self.request_tps[k]), float(self.request_sigma[k]))
         outputs = float(self.output_tokens[k])
         return Performance(
-            **times,
+            latencies,
             output_tps=interval * outputs,
             total_tps=interval * (outputs + float(self.prompt_tokens[k])),
             request_tps=interval,

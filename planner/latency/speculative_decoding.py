@@ -173,28 +173,6 @@ def find_break_even_acceptance(
     return infer_acceptance_rate(max(needed, 1.0), k) if needed <= k + 1 else None
 
 
-def find_profitable_batches(
-    deployment: Deployment, context: float, largest: int | None = None
-) -> list[tuple[int, int]]:
-    """Return the first and last batch of each range at which speculation pays.
-
-    Batches are up to `largest` (default: max_num_seqs). There may be several ranges: a few drafted
-    tokens activate experts that a larger batch reads anyway.
-    """
-    if (speculation := deployment.speculation) is None:
-        return []
-    batches = np.arange(1, (largest or deployment.args.max_num_seqs) + 1)
-    plain, _, whole = estimate_step_s(deployment, batches, context)
-    pays = (
-        compute_expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
-        * plain
-        >= whole
-    )
-    # the first of each range, and one beyond
-    edges = np.flatnonzero(np.diff(pays, prepend=False, append=False)).tolist()
-    return [(first + 1, beyond) for first, beyond in zip(edges[::2], edges[1::2], strict=True)]
-
-
 def compute_planned_acceptance(deployment: Deployment) -> float | None:
     """Return the fraction of drafted tokens that is accepted, (a + ... + a^k) / k.
 

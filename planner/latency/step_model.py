@@ -30,7 +30,6 @@ from planner.latency.kernel_costs import (
     estimate_expert_s,
     estimate_matmul_s,
 )
-from planner.latency.kv_offload import COPY_LINK_FRACTION
 from planner.latency.measured_residuals import (
     OperatingPoint,
     describe_traits,
@@ -46,6 +45,12 @@ from planner.parallelism.communication import EXPERT_EXCHANGE, estimate_collecti
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
+COPY_LINK_FRACTION = 50 / 64
+"""Fraction of a link's bandwidth that a copy reaches: 50 GB/s over PCIe 5.0 x16 for blocks of 2 MB.
+
+vLLM has blocks of this size from 0.12 on (vLLM blog, Inside vLLM's New KV Offloading Connector,
+2026-01-08, H100).
+"""
 CORRECTION_SEQUENCES = 2.0 ** np.arange(13)
 """Numbers of sequences at which measured runs correct a step."""
 PROMPT_CORRECTION_SEQUENCES = 16

@@ -3,18 +3,51 @@
 The step model of the deployment includes speculation. Adapters, shared prefixes and KV offloading
 depend on the workload as well: a simulation prices them in every step (`simulator.simulation`),
 the analytical estimate on average (`queueing.steady_state`).
+
+vLLM's native KV offloading (`--kv-offloading-size`) copies every full block to host memory, by a
+DMA engine in parallel with the steps. If only host memory has the next blocks of a prompt, the
+request waits until they are loaded, while others run.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+from planner.core.units import GIB
 from planner.engines.deployment import Deployment
-from planner.latency.kv_offload import KvOffload, estimate_kv_offload
 from planner.latency.lora_adapters import AdapterCosts, add_adapter_costs, compute_adapter_costs
 from planner.latency.shared_prefix_reads import count_concurrent_readers, subtract_shared_reads
-from planner.latency.step_model import StepModel, build_step_model
+from planner.latency.step_model import COPY_LINK_FRACTION, StepModel, build_step_model
 from planner.memory.kv_cache import KvCachePool
 from planner.workload.workload import Workload
+
+
+class KvOffload(NamedTuple):
+    """Host memory behind the KV cache pool of one engine; zeros without KV offloading."""
+
+    num_blocks: int = 0
+    load_block_s: float = 0.0
+    store_token_s: float = 0.0  # added to a step for each of its tokens
+
+
+def estimate_kv_offload(deployment: Deployment, pool: KvCachePool) -> KvOffload:
+    """Estimate what host memory keeps of `pool`, and the seconds of copies.
+
+    A rank keeps and loads its own part: kv_offloading_size / ranks bytes, over its own link to the
+    host. Storing reads from GPU memory once more, which delays steps. The result is zero without
+    offloading, and for models with several kinds of blocks, as versions differ in what they keep of
+    them.
+    """
+    groups = pool.layout.groups
+    if not deployment.args.kv_offloading_size or len(groups) > 1 or groups[0].kind != "full":
+        return KvOffload()
+    block, gpu = pool.bytes_per_block, deployment.gpu
+    ranks = deployment.layout.tp * deployment.layout.pp
+    num_blocks = int(deployment.args.kv_offloading_size * GIB / ranks / block)
+    token = block / (groups[0].block_size * pool.layout.dcp)
+    return KvOffload(
+        num_blocks, block / (gpu.host_bandwidth * COPY_LINK_FRACTION), token / gpu.memory_bandwidth
+    )
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
     rates = tuple(fraction * rate for fraction in scenario.daily_profile.hourly_fractions)
     startup, fleet_size = estimate_startup(deployment, scenario.storage), deployment.layout.replicas
     lead_s = startup.total.hi if startup else DEFAULT_MAX_STARTUP_S
-    drain_s = performance.e2e["p99"].mid
+    drain_s = performance.get("e2e", "p99").mid
     needed = [math.ceil(rate / most - 1e-9) for rate in rates]
     counts = np.clip(needed, min(scenario.replicas_at_least, fleet_size), fleet_size)
     counts = fill_short_lulls(counts, (lead_s + drain_s) / 3600)

@@ -163,7 +163,7 @@ def price_serverless(paid: ServerlessEntry, scaling: AutoscalingPlan) -> tuple[f
     """
     rates, start = np.array(scaling.rates), paid.cold_start or scaling.lead_s
     assert scaling.max_load_replica.performance is not None
-    stay = scaling.max_load_replica.performance.e2e["mean"].mid + paid.idle_seconds
+    stay = scaling.max_load_replica.performance.get("e2e", "mean").mid + paid.idle_seconds
     cycle = rates * start + np.exp(np.minimum(rates * stay, 700.0))
     needed = np.ceil(rates / scaling.max_replica_rps - 1e-9)
     single = needed <= 1

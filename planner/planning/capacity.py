@@ -9,8 +9,8 @@ import numpy as np
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
-from planner.latency.kv_offload import estimate_kv_offload
 from planner.latency.step_model import build_step_model
+from planner.latency.workload_step_costs import estimate_kv_offload
 from planner.memory.memory_plan import get_memory_plan
 from planner.simulator.simulation import simulate_workload
 from planner.workload.length_distribution import LengthDistribution

@@ -11,7 +11,7 @@ cache, and the wait for a slot in a decode worker, which sends the first token.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -231,10 +231,12 @@ class DisaggregatedPools:
         )
         interval = Interval.from_lognormal(rate, sigma_tpot)
         return Performance(
-            ttft=_summarize(ttft, sigma_ttft),
-            tpot=_summarize(tpot, sigma_tpot),
-            itl=_build_statistics((fractions @ step_s, *gaps), sigma_tpot),
-            e2e=_summarize(ttft + decoding, sigma_e2e),
+            latencies={
+                "ttft": _summarize(ttft, sigma_ttft),
+                "tpot": _summarize(tpot, sigma_tpot),
+                "itl": _build_statistics((fractions @ step_s, *gaps), sigma_tpot),
+                "e2e": _summarize(ttft + decoding, sigma_e2e),
+            },
             output_tps=interval * float(output.mean()),
             total_tps=interval * (float(output.mean()) + workload.prompt.mean),
             request_tps=interval,
@@ -291,11 +293,11 @@ def _widen_intervals(mid: Performance, ends: list[Performance]) -> Performance:
         values = [performance.get(metric, point).mid for performance in ends]
         return Interval(min(interval.lo, *values), interval.mid, max(interval.hi, *values))
 
-    latencies: dict[str, Any] = {
+    latencies = {
         metric: {point: widen(metric, point) for point in LATENCY_STATISTICS}
         for metric in LATENCY_METRICS
     }
-    return replace(mid, **latencies)
+    return replace(mid, latencies=latencies)
 
 
 def _summarize(values: np.ndarray, sigma: float) -> dict[str, Interval]:

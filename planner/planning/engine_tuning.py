@@ -93,8 +93,6 @@ TUNED_ARGUMENTS = (
 """What neighbours differ in: all of it, then each."""
 SAFE_ENOUGH_SIGMAS = 2.0
 """Beyond two standard deviations (98%) nothing is safer."""
-PACES, WAITS = ("TPOT", "ITL"), ("TTFT", "E2E")
-"""Ends of the names of limits of what a step takes, and of what waits for slots and steps."""
 HOPELESS_MARGIN = 2.0
 """So far beyond a limit hardly any other argument makes up for it."""
 MAX_TUNING_STEPS = 6
@@ -195,12 +193,12 @@ def _take_best_step(store: EvaluationStore, best: Deployment, z: float) -> Deplo
     """Take the step of another argument than the slots that comes nearest to the limits."""
     if store.get_margin(best, z) > HOPELESS_MARGIN:
         return best
-    limit, seqs = store.get_tightest_limit(best, z), best.args.max_num_seqs
+    target, seqs = store.get_tightest_target(best, z), best.args.max_num_seqs
     neighbours = [
         each
         for each in generate_neighbours(store.scenario, best, store.get_max_running(best))
         if each.with_args(max_num_seqs=seqs) != best  # no step of the slots alone
-        if not (limit.endswith(PACES) and _change_step(best, each) > 0)
+        if not (target and not target.waits and _change_step(best, each) > 0)
     ]
     margins = store.get_margins(neighbours, z)
     return neighbours[margins.index(min(margins))] if neighbours else best
@@ -222,15 +220,15 @@ def _may_keep_pace(scenario: Scenario, single: Deployment, z: float, limit: str)
 
 def _balance_slots(store: EvaluationStore, deployment: Deployment, z: float) -> Deployment:
     """Bisect max_num_seqs: more slots make every token slower, and waits for a slot shorter."""
-    args, limit = deployment.args, store.get_tightest_limit(deployment, z)
+    args, target = deployment.args, store.get_tightest_target(deployment, z)
     running, best = store.get_max_running(deployment), deployment
     if "max_num_seqs" in store.scenario.engine_args:
         return best
-    if limit.endswith(PACES):
+    if target and not target.waits:
         values = [each for each in NUM_SEQS_LADDER if each < min(args.max_num_seqs, running)]
-        if not _may_keep_pace(store.scenario, deployment.with_args(max_num_seqs=1), z, limit):
+        if not _may_keep_pace(store.scenario, deployment.with_args(max_num_seqs=1), z, target.name):
             return best
-    elif running < args.max_num_seqs and limit.endswith(WAITS):
+    elif running < args.max_num_seqs and target:
         return best
     else:
         values = [
@@ -244,11 +242,9 @@ def _balance_slots(store: EvaluationStore, deployment: Deployment, z: float) -> 
         tried = deployment.with_args(max_num_seqs=values[middle])
         if store.get_margin(tried, z) < store.get_margin(best, z):
             best = tried
-        limit, has_queue = (
-            store.get_tightest_limit(tried, z),
-            store.get_max_running(tried) >= values[middle],
-        )
-        if limit.endswith(PACES) or (limit.endswith(WAITS) and not has_queue):
+        target = store.get_tightest_target(tried, z)
+        has_queue = store.get_max_running(tried) >= values[middle]
+        if target and not (target.waits and has_queue):
             high = middle
         else:
             low = middle + 1

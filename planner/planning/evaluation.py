@@ -28,7 +28,6 @@ from planner.workload.workload import Workload
 
 MAX_CAPACITY_ERROR_FACTOR = 1.3
 """What a deployment serves at most is in closed form at most so many times what the replay says."""
-PACE_METRICS = ("tpot", "itl")
 
 
 def evaluate_candidate(
@@ -158,10 +157,14 @@ def estimate_limits(scenario: Scenario, prediction: Prediction) -> tuple[LimitOd
     asked = min(compute_asked_tolerance(scenario.confidence, p_memory), MAX_TOLERANCE_SIGMAS)
     limits = []
 
-    def add(name: str, use: Interval, shown: float, at_most: float = math.inf) -> float:
+    def add(
+        name: str, use: Interval, shown: float, at_most: float = math.inf, metric: str | None = None
+    ) -> float:
         tolerance = min(estimate_tolerance_from_interval(use, 1.0), at_most)
         reach = max(get_pessimistic_value(use, asked), shown)
-        limits.append(rate_limit(name, shown, reach, tolerance, p_memory, scenario.confidence))
+        limits.append(
+            rate_limit(name, shown, reach, tolerance, p_memory, scenario.confidence, metric)
+        )
         return tolerance
 
     load, load_tolerance = estimate_load_share(scenario, prediction), math.inf
@@ -172,7 +175,7 @@ def estimate_limits(scenario: Scenario, prediction: Prediction) -> tuple[LimitOd
         shown = performance.get_for_display(target.metric, target.percentile).mid
         if not math.isnan(value.mid):
             most = load_tolerance if math.isinf(shown) else math.inf  # a queue that grows
-            add(target.name, value / target.seconds, shown / target.seconds, most)
+            add(target.name, value / target.seconds, shown / target.seconds, most, target.metric)
     return tuple(limits)
 
 
@@ -251,7 +254,7 @@ def compute_slot_share(scenario: Scenario, deployment: Deployment) -> float:
     users, targets = scenario.workload.concurrency, scenario.slo_targets
     if scenario.workload.rate is not None or not users or not targets:
         return 0.0
-    if any(target.metric not in PACE_METRICS for target in targets):
+    if any(target.waits for target in targets):
         return 0.0
     return users / deployment.num_slots
 

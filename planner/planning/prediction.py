@@ -296,7 +296,7 @@ def solve_load_cases(cases: Sequence[LoadCase]) -> list[Performance]:
             (most := case.workload.concurrency) is not None
             and (
                 solved[k].saturated
-                or (case.workload.rate or 0.0) * solved[k].e2e["mean"].mid > most
+                or (case.workload.rate or 0.0) * solved[k].get("e2e", "mean").mid > most
             )
         )
     ]:

@@ -154,9 +154,10 @@ class SimulationRun:
 
     def _get_sigma(self, metric: str) -> float:
         ttft_sigma, tpot_sigma = self.sigmas
-        if metric in ("ttft", "queue"):
+        error = "prompt" if metric == "queue" else LATENCY_METRICS[metric].error
+        if error == "prompt":
             return ttft_sigma
-        if metric == "e2e":
+        if error == "mixed":
             ttft, e2e = float(self.mid.ttft.mean()), float(self.mid.e2e.mean())
             return math.hypot(ttft_sigma * ttft, tpot_sigma * (e2e - ttft)) / e2e
         return tpot_sigma
@@ -349,7 +350,8 @@ def simulate_once(
 
 def _needs_more_seeds(run: SimulationRun) -> bool:
     """Return whether other seeds would move p95 or p99 by more than `MAX_SEED_NOISE`."""
-    points = [(metric, point) for metric in ("ttft", "tpot", "e2e") for point in ("p95", "p99")]
+    metrics = [name for name, metric in LATENCY_METRICS.items() if metric.per_request]
+    points = [(metric, point) for metric in metrics for point in ("p95", "p99")]
     return any(
         run.estimate_seed_noise(partial(get_statistic, metric=metric, point=point)) > MAX_SEED_NOISE
         for metric, point in points
@@ -417,7 +419,9 @@ def _estimate_in_flight(deployment: Deployment, workload: Workload) -> float:
     load = derive_effective_workload(deployment, workload)
     performance = solve_open_loop(LoadCase(deployment, get_memory_plan(deployment), load))
     in_flight = (
-        performance.request_tps.mid * performance.e2e["mean"].mid / deployment.num_engine_instances
+        performance.request_tps.mid
+        * performance.get("e2e", "mean").mid
+        / deployment.num_engine_instances
     )
     return min(in_flight, float(deployment.args.max_num_seqs))
 
@@ -456,7 +460,7 @@ def _compute_performance_fields(
             max(capacity.lo, rate.lo), max(capacity.mid, rate.mid), max(capacity.hi, rate.hi)
         )
     return {
-        **{
+        "latencies": {
             name: {point: run.get(name, point) for point in LATENCY_STATISTICS}
             for name in LATENCY_METRICS
         },

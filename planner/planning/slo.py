@@ -1,14 +1,18 @@
 """Service level objectives: a limit for one latency metric at one statistic."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.latency.performance import LATENCY_METRICS
 
-LatencyMetric = Literal["ttft", "itl", "tpot", "e2e"]
+if TYPE_CHECKING:
+    LatencyMetric = str
+else:  # what scenarios accept are the rows of the table
+    LatencyMetric = Literal[tuple(LATENCY_METRICS)]
 LatencyStatistic = Literal["mean", "p50", "p95", "p99"]
 LimitStatus = Literal["met", "at risk", "missed"]
 
@@ -16,12 +20,6 @@ LimitStatus = Literal["met", "at risk", "missed"]
 STANDARD_NORMAL = NormalDist()
 MAX_TOLERANCE_SIGMAS = 3.0
 """Beyond three standard deviations (99.9%) a tolerance is not told apart."""
-
-
-MIN_PLAUSIBLE_SECONDS: Mapping[LatencyMetric, float] = {
-    "ttft": 5e-3, "e2e": 5e-3, "tpot": 0.5e-3, "itl": 0.5e-3,
-}  # fmt: skip
-"""Limits below these [s] are out of reach of any GPU, and mostly seconds where ms are meant."""
 
 
 def compute_probability(tolerance_sigmas: float) -> float:
@@ -76,26 +74,27 @@ class LimitOdds:
     tolerance_sigmas: float  # by which every step may be slower than predicted while it is kept
     probability: float  # that the engine starts and keeps it, 0 to 1
     status: LimitStatus
+    metric: LatencyMetric | None = None  # that it limits
 
     @property
-    def is_ttft(self) -> bool:
-        """Whether it limits the time to first token, whose error is not that of the steps."""
-        return self.name.endswith(" TTFT")
+    def is_of_prompts(self) -> bool:
+        """Whether it limits a latency whose error is that of prompts, not that of the steps."""
+        return self.metric is not None and LATENCY_METRICS[self.metric].error == "prompt"
 
 
 def combine_limits(limits: Sequence[LimitOdds], p_memory: float) -> float:
     """Combine the probabilities of all limits and of memory.
 
-    Slower steps break the weakest of the other limits first; TTFT has an error of its own.
+    Slower steps break the weakest of the other limits first; prompts have an error of their own.
     """
     if not limits:
         return p_memory
     lowest = {
-        is_ttft: min(
-            (each.tolerance_sigmas for each in limits if each.is_ttft == is_ttft),
+        of_prompts: min(
+            (each.tolerance_sigmas for each in limits if each.is_of_prompts == of_prompts),
             default=MAX_TOLERANCE_SIGMAS,
         )
-        for is_ttft in (False, True)
+        for of_prompts in (False, True)
     }
     both = compute_joint_probability(lowest[False], lowest[True], STEP_PROMPT_CORRELATION)
     return min(p_memory * both, *(each.probability for each in limits))
@@ -108,14 +107,14 @@ def compute_asked_tolerance(confidence: float, p_memory: float) -> float:
 
 def rate_limit(
     name: str, use: float, pessimistic_use: float, tolerance_sigmas: float, p_memory: float,
-    confidence: float,
+    confidence: float, metric: LatencyMetric | None = None,
 ) -> LimitOdds:  # fmt: skip
     """Rate a limit by its tolerance and by the probability that memory suffices."""
     probability = p_memory * compute_probability(tolerance_sigmas)
     status: LimitStatus = "at risk" if probability < confidence else "met"
     return LimitOdds(
         name, use, pessimistic_use, tolerance_sigmas, probability,
-        "missed" if tolerance_sigmas < 0 else status,
+        "missed" if tolerance_sigmas < 0 else status, metric,
     )  # fmt: skip
 
 
@@ -133,7 +132,9 @@ def average_limits(
     reach = middle.pessimistic_use
     if tolerance > 0 and 0 < middle.use < 1:  # as if its logarithm grew evenly up to the limit
         reach = middle.use ** (1 - min(asked, most) / tolerance)
-    return rate_limit(middle.name, middle.use, reach, tolerance, p_memory, confidence)
+    return rate_limit(
+        middle.name, middle.use, reach, tolerance, p_memory, confidence, middle.metric
+    )
 
 
 def estimate_tolerance_from_interval(value: Interval, limit: float) -> float:
@@ -178,6 +179,11 @@ class SloTarget:
     confidence: float = 0.8  # probability with which it has to be kept
 
     @property
+    def waits(self) -> bool:
+        """Whether the queue moves what it limits; else only what steps take."""
+        return LATENCY_METRICS[self.metric].waits
+
+    @property
     def name(self) -> str:
         """The statistic and the metric, such as "p95 TPOT"."""
         return f"{self.percentile} {self.metric.upper()}"
@@ -207,13 +213,23 @@ def format_latency(seconds: float, limit: float = math.inf) -> str:
 def explain_implausible_limits(targets: Sequence[SloTarget]) -> str:
     """Explain that limits are in ms, if one is so short that seconds are meant; else empty."""
     for target in targets:
-        if target.seconds < MIN_PLAUSIBLE_SECONDS[target.metric]:
+        if target.seconds < LATENCY_METRICS[target.metric].min_plausible_s:
             ms = f"{target.seconds * 1e3:g}"
             return (
                 f"a {target.name} of {ms} ms is out of reach of any GPU; limits are in ms, so"
                 f" write {target.seconds * 1e6:g} for {ms} s"
             )
     return ""
+
+
+def list_unlimited_targets(targets: Sequence[SloTarget]) -> list[SloTarget]:
+    """List the p95 of what each request has that no target limits, without a limit."""
+    limited = {target.metric for target in targets}
+    return [
+        SloTarget(name, "p95", 0.0)
+        for name, metric in LATENCY_METRICS.items()
+        if metric.per_request and name not in limited
+    ]
 
 
 def list_benchmark_targets(targets: Sequence[SloTarget]) -> tuple[SloTarget, ...]:

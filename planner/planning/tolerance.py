@@ -31,8 +31,8 @@ import numpy as np
 from planner.core.errors import PlannerError
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
+    LATENCY_METRICS,
     LATENCY_STATISTICS,
-    QUEUE_SENSITIVE_METRICS,
     STATISTIC_SIGMA_FACTORS,
 )
 from planner.latency.step_model import StepModel, build_step_model
@@ -113,6 +113,11 @@ class EvaluationStore:
         self.get_margin(deployment, z)
         uses = self._uses[deployment][round(z, 3)]
         return max(uses, key=lambda name: uses[name], default="")
+
+    def get_tightest_target(self, deployment: Deployment, z: float) -> SloTarget | None:
+        """Get the target that is the tightest limit; None if that is the load or memory."""
+        name = self.get_tightest_limit(deployment, z)
+        return next((t for t in self.scenario.slo_targets if t.name == name), None)
 
     def _keep(self, deployment: Deployment, z: float, uses: dict[str, float]) -> None:
         """Keep the shares at `z`, and what they say of other step costs."""
@@ -240,7 +245,9 @@ class EvaluationStore:
                 use, reach = (
                     known.get(at, math.exp(np.interp(at, z, logs))) for at in (0.0, asked)
                 )
-                limit = rate_limit(limit.name, use, reach, tolerance, p_memory, confidence)
+                limit = rate_limit(
+                    limit.name, use, reach, tolerance, p_memory, confidence, limit.metric
+                )
             limits.append(limit)
         return tuple(limits)
 
@@ -287,7 +294,7 @@ class EvaluationStore:
             uses[name] = share = self._compute_load_share(scenario, deployment, load, z)
             if not self.quick and scenario.slo_targets:
                 if share * (1 - scenario.headroom) > 1:
-                    waits = (t for t in scenario.slo_targets if t.metric in QUEUE_SENSITIVE_METRICS)
+                    waits = (t for t in scenario.slo_targets if t.waits)
                     return uses | {target.name: math.inf for target in waits}
                 uses |= self._simulate_latencies(scenario, deployment, load, z)
         except PlannerError:
@@ -372,7 +379,7 @@ def compute_load_angle(load_sigma: float, sigmas: Any) -> Any:
 
 def compute_error_factor(step: StepModel, target: SloTarget, z: float) -> float:
     """Compute by how much a statistic is further off at `z` than slower steps explain: errors of TTFT, and tails."""
-    sigma = step.sigma_ttft if target.metric == "ttft" else step.sigma_tpot
+    sigma = step.sigma_ttft if LATENCY_METRICS[target.metric].error == "prompt" else step.sigma_tpot
     factor = float(STATISTIC_SIGMA_FACTORS[LATENCY_STATISTICS.index(target.percentile)])
     return math.exp(max(sigma * factor - step.sigma_tpot, 0.0) * z)
 

@@ -12,7 +12,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from planner.latency.performance import LATENCY_QUANTILES, STATISTIC_SIGMA_FACTORS, PerformanceBatch
+from planner.latency.performance import (
+    LATENCY_METRICS,
+    LATENCY_QUANTILES,
+    STATISTIC_SIGMA_FACTORS,
+    PerformanceBatch,
+)
 from planner.latency.step_model import StepModel
 from planner.queueing.prefill_interference import TrafficMix, average_slices, compute_slice_variance
 from planner.workload.workload import Workload
@@ -115,12 +120,17 @@ def derive_performance(
     keeps_up = (s.limit == "load") & np.array(
         [workload.rate is not None for workload in workloads]
     )[:, None, None]
+    latencies = {
+        "ttft": points(s.ttft, s.ttfts),
+        "tpot": gaps_exist * points(s.tpot / tokens_per_gap, tpots / tokens_per_gap),
+        "itl": gaps_exist * points(s.tpot, s.per_token + gap),
+        "e2e": points(whole, compute_gamma_quantiles(whole, strays)),
+    }
+    errors = {"prompt": first, "step": decoding, "mixed": mixed}
+    sigmas = np.concatenate([errors[m.error] for m in LATENCY_METRICS.values()], axis=1)
     return PerformanceBatch(
-        ttft=points(s.ttft, s.ttfts),
-        tpot=gaps_exist * points(s.tpot / tokens_per_gap, tpots / tokens_per_gap),
-        itl=gaps_exist * points(s.tpot, s.per_token + gap),
-        e2e=points(whole, compute_gamma_quantiles(whole, strays)),
-        sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * STATISTIC_SIGMA_FACTORS,
+        latencies=np.stack([latencies[name] for name in LATENCY_METRICS], axis=1),
+        sigmas=sigmas * STATISTIC_SIGMA_FACTORS,
         request_tps=np.ravel(s.rate * s.engines),
         capacity=np.ravel(s.peak * s.engines),
         capacity_sigma=np.ravel(step.sigma_capacity),

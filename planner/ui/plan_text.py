@@ -16,7 +16,11 @@ from planner.core.text import escape_to_one_line, format_columns
 from planner.hardware.prices import look_up_gpu_price
 from planner.models.registry import load_model
 from planner.planning.scenario import Scenario
-from planner.planning.slo import LatencyMetric, LimitStatus, SloTarget, explain_implausible_limits
+from planner.planning.slo import (
+    LimitStatus,
+    explain_implausible_limits,
+    list_unlimited_targets,
+)
 from planner.ui.terminal import Colour, TerminalStyle
 
 EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
@@ -24,7 +28,6 @@ EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 MAX_BAR_COLUMNS = 26
 MIN_BAR_COLUMNS = 12
 STATUS_COLOURS: dict[LimitStatus, Colour] = {"met": "green", "at risk": "amber", "missed": "red"}
-METRICS: tuple[LatencyMetric, ...] = ("ttft", "tpot", "e2e")
 LIMITS_MARK = "@"
 """The line of the summary's template that the rows of limits replace."""
 
@@ -135,8 +138,8 @@ def _list_summary(answer: Answer, **values: object) -> list[list[str]]:
 
 
 def _list_details(answer: Answer) -> list[list[str]]:
-    targets, named = answer.scenario.slo_targets, {t.metric for t in answer.scenario.slo_targets}
-    others = [SloTarget(metric, "p95", 0.0) for metric in METRICS if metric not in named]
+    targets = answer.scenario.slo_targets
+    others = list_unlimited_targets(targets)
     return render_rows("plan", answer=answer, latencies=[*targets, *others])
 
 

@@ -159,7 +159,11 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
             f" {args.max_num_seqs}"
         )
     holding = (
-        served * (outputs.mean - 1) * performance.tpot["mean"].mid / layout.replicas / layout.dp
+        served
+        * (outputs.mean - 1)
+        * performance.get("tpot", "mean").mid
+        / layout.replicas
+        / layout.dp
     )
     if (
         outputs.mean > 20
@@ -468,7 +472,7 @@ def _broken(asked: Scenario, chosen: Candidate, seeds: tuple[int, ...]) -> list[
         [f"{said}, but replayed {name} takes {share:.2f} x its limit"] if share > 1 + LUCK else []
     )
     for target in asked.slo_targets:
-        value = getattr(chosen.prediction.performance, target.metric)[target.percentile]
+        value = chosen.prediction.performance.get(target.metric, target.percentile)
         seconds = _seconds(truth, target)
         if seconds < value.lo * (1 - LUCK) or seconds > value.hi * (1 + LUCK):
             found.append(

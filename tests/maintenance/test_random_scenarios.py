@@ -10,6 +10,7 @@ from shipped import plan_once, sampled, small_scenario
 
 from planner.core.intervals import Interval
 from planner.engines.deployment import deploy_on
+from planner.latency.performance import LATENCY_STATISTICS
 from planner.planning.capacity import estimate_capacity
 from planner.planning.plan import Plan
 from planner.planning.scenario import parse_scenario
@@ -93,17 +94,22 @@ def test_the_attacks_find_what_is_planted() -> None:
     asked, plan = CHAT, plan_once(CHAT)
     assert plan.chosen and plan.chosen.prediction.performance
     deployment, performance = plan.chosen.deployment, plan.chosen.prediction.performance
-    late = dict.fromkeys(performance.tpot, Interval.from_value(-0.01))
-    assert any("tpot" in text for text in attacks.check_figures(asked, _with(plan, tpot=late)))
+    known = performance.latencies
+    late = dict.fromkeys(LATENCY_STATISTICS, Interval.from_value(-0.01))
+    assert any(
+        "tpot" in text
+        for text in attacks.check_figures(asked, _with(plan, latencies={**known, "tpot": late}))
+    )
     fast = {"output_tps": performance.output_tps * 1e4, "total_tps": performance.total_tps * 1e4}
     assert any("peak FLOP/s" in text for text in attacks.check_figures(asked, _with(plan, **fast)))
-    slow = {at: value * 20 for at, value in performance.ttft.items()}
+    slow = {at: value * 20 for at, value in known["ttft"].items()}
     assert any(
         "headroom predict" in text
-        for text in attacks.check_agreement(asked, _with(plan, ttft=slow))
+        for text in attacks.check_agreement(asked, _with(plan, latencies={**known, "ttft": slow}))
     )
     assert any(
-        "TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow))
+        "TTFT is stated" in text
+        for text in attacks.check_promises(asked, _with(plan, latencies={**known, "ttft": slow}))
     )
     four = replace(
         deployment,

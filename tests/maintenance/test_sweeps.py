@@ -1,7 +1,5 @@
 """Moving one thing at a time: what load, budgets, long prompts and reuse do to a deployment."""
 
-from dataclasses import replace
-
 import pytest
 from shipped import plan_of
 
@@ -94,18 +92,3 @@ def test_reuse_shortens_prefill_and_nothing_gets_worse(best):
     assert rises([value.mid for value in found["Requests/s, all slots taken"]])
     assert rises([value.mid for value in found["mean TTFT (ms)"]][::-1])
     assert rises(list(found["Replicas needed"])[::-1])
-    assert 0 < batching_tables.find_break_even_reuse(found) < 20
-
-
-def test_reuse_pays_later_where_prompts_are_a_small_part_of_the_work(best):
-    """Long answers to short prompts leave little prefill to save."""
-    chatty = replace(
-        CHAT,
-        workload=replace(CHAT.workload, prompt=CHAT.workload.output, output=CHAT.workload.prompt),
-    )
-    shares = [0, 0.25, 0.5, 0.75]
-    little, much = (
-        batching_tables.find_break_even_reuse(batching_tables.sweep_prefix_reuse(s, best, shares))
-        for s in (chatty, CHAT)
-    )
-    assert little is None or little > much

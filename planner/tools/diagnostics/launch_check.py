@@ -14,7 +14,7 @@ from planner.core.readers import read_text
 from planner.core.templates import render_template
 from planner.core.units import GIB
 from planner.engines.metric_names import load_failure_modes
-from planner.latency.performance import Performance
+from planner.latency.performance import LATENCY_METRICS, Performance
 from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import count_benchmark_prefix_tokens, derive_effective_workload
@@ -114,10 +114,10 @@ class LaunchCheck:
         """Yield latencies and throughput; targets if it has about the planned rate."""
         rate, planned_rate = point.workload.rate or math.inf, self.planned.rate or math.nan
         is_planned_load = abs(rate / planned_rate - 1) < TARGET_RATE_TOLERANCE
-        limits = {f"{t.percentile} {t.metric}": t.seconds for t in self.planned.targets}
-        for name in dict.fromkeys(["mean ttft", "mean tpot", *limits]):
-            statistic, metric = name.split()
-            predicted, limit = performance.get(metric, statistic), limits.get(name)
+        limits = {(t.percentile, t.metric): t.seconds for t in self.planned.targets}
+        for statistic, metric in dict.fromkeys([("mean", "ttft"), ("mean", "tpot"), *limits]):
+            name = f"{statistic} {metric}"
+            predicted, limit = performance.get(metric, statistic), limits.get((statistic, metric))
             if not math.isnan(predicted.mid):
                 yield ComparisonRow(
                     f"{statistic} {metric.upper()}, {point.name}",
@@ -125,7 +125,7 @@ class LaunchCheck:
                     predicted * 1e3,
                     point.statistics.get(name, math.nan) * 1e3,
                     limit * 1e3 if limit and is_planned_load else None,
-                    sigma=REPEAT_SIGMA_TTFT_TPOT[metric in ("tpot", "itl")],
+                    sigma=REPEAT_SIGMA_TTFT_TPOT[not LATENCY_METRICS[metric].waits],
                 )
         yield ComparisonRow(
             f"requests, {point.name}",
@@ -178,7 +178,7 @@ class LaunchCheck:
                     "ms",
                     simulated.get(metric, "mean") * 1e3,
                     self.live.measured.get_mean(metric) * 1e3,
-                    sigma=REPEAT_SIGMA_TTFT_TPOT[metric == "tpot"],
+                    sigma=REPEAT_SIGMA_TTFT_TPOT[not LATENCY_METRICS[metric].waits],
                 )
         yield from self.live.target_checks if self.live else ()
 

@@ -18,6 +18,7 @@ from planner.core.http import fetch_bytes
 from planner.core.readers import read_text
 from planner.core.units import MIB
 from planner.engines.metric_names import EngineMetricNames, match_metric_names
+from planner.latency.performance import LATENCY_METRICS
 from planner.workload.length_distribution import LengthDistribution, RequestSide
 from planner.workload.traces import read_trace
 from planner.workload.workload import Workload
@@ -240,10 +241,7 @@ COUNTER_ROLES = (
     "prefix_hits",
 )
 HISTOGRAM_ROLES = (
-    "ttft",
-    "itl",
-    "tpot",
-    "e2e",
+    *LATENCY_METRICS,
     "queue",
     "prefill",
     *(r for r, _ in LENGTH_METRICS.values()),

@@ -120,7 +120,7 @@ class MeasuredPoolRun:
         performance = DisaggregatedPools.from_deployments(
             self.prefill, self.decode, self.memory, self.workload, costs
         ).simulate(self.workload)
-        return performance.ttft["mean"].mid, performance.tpot["mean"].mid
+        return performance.get("ttft", "mean").mid, performance.get("tpot", "mean").mid
 
 
 def load_pool_runs() -> list[MeasuredPoolRun]:

@@ -239,7 +239,11 @@ class PooledRuns:
         ]
         logs_by_metric = np.full_like(self.measured, np.nan)
         logs_by_metric[:, :3] = [
-            (performance.ttft["mean"].mid, performance.tpot["mean"].mid, performance.output_tps.mid)
+            (
+                performance.get("ttft", "mean").mid,
+                performance.get("tpot", "mean").mid,
+                performance.output_tps.mid,
+            )
             for performance in solve_load_cases(cases)
         ]
         for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
