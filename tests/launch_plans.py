@@ -11,7 +11,7 @@ import yaml
 
 from planner.core.errors import PlannerError
 from planner.deploy import LaunchSpec, build_deployment_launch
-from planner.deploy.arguments import Argument, EnvVariable
+from planner.deploy.arguments import Argument, EnvVariable, format_argument
 from planner.engines.cli_options import get_cli_options
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine_args import EngineArgs
@@ -185,7 +185,9 @@ def filled(word: Argument) -> str:
     """An argument where every variable is set."""
     set_to = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
     return "".join(
-        set_to.get(part.name, "some/head") if isinstance(part, EnvVariable) else str(part)
+        set_to.get(part.name, "some/head")
+        if isinstance(part, EnvVariable)
+        else format_argument((part,))
         for part in word
     )
 

@@ -50,18 +50,18 @@ class Traffic:
                 )
 
         for promise in build_slo_alerts(self.prediction, self.targets):
-            if promise.histogram:
-                role = promise.target.metric
-                put(f"{promise.histogram}_count", self.rate, True)
-                mean = self.mean.get(role, 0.5 * promise.target.seconds)
-                put(f"{promise.histogram}_sum", self.rate * mean, True)
-                if promise.bucket_edge_s:
+            if promise["histogram"]:
+                role = promise["target"].metric
+                put(f"{promise['histogram']}_count", self.rate, True)
+                mean = self.mean.get(role, 0.5 * promise["target"].seconds)
+                put(f"{promise['histogram']}_sum", self.rate * mean, True)
+                if promise["edge"]:
                     share = 1 - self.late.get(role, 0.0)
                     put(
-                        f"{promise.histogram}_bucket",
+                        f"{promise['histogram']}_bucket",
                         self.rate * share,
                         True,
-                        le=promise.bucket_label,
+                        le=str(float(promise["edge"])),
                     )
         for role, value in {"success": self.rate, "preemptions": self.rate * self.preempted, "drafted": 100.0,
                             "accepted": 100 * self.accepted, "generation_tokens": self.tokens,
@@ -92,22 +92,22 @@ def spoil(traffic: Traffic, alert: str) -> None:
                 return
             times = 4.0 if alert.endswith("AboveServiceLevel") else 100.0
             share = {
-                one.target.metric: one.error_budget
+                one["target"].metric: one["budget"]
                 for one in build_slo_alerts(traffic.prediction, traffic.targets)
-                if one.target.percentile != "mean"
+                if one["target"].percentile != "mean"
             }
             traffic.late[role] = min(times * share[role], 1.0)
             return
     limits = compute_alert_thresholds(traffic.prediction, traffic.targets)
     facts: dict[str, Callable[[], dict[str, Any]]] = {
         "ReplicasMissing": lambda: {"up": [0] * len(traffic.up)},
-        "KvCacheAbovePlan": lambda: {"kv": (limits.kv_usage + 1) / 2},
-        "PreemptionsAbovePlan": lambda: {"preempted": 3 * limits.preemptions},
-        "RequestsWaitTooLong": lambda: {"waiting": 2 * limits.wait * traffic.rate},
-        "TrafficAbovePlan": lambda: {"rate": 1.2 * limits.rate},
-        "OutputBelowPlan": lambda: {"tokens": 0.5 * limits.output_tps, "waiting": 5.0},
-        "PrefixHitsBelowPlan": lambda: {"hits": 0.1 * limits.prefix_hits},
-        "DraftsRejected": lambda: {"accepted": 0.1 * limits.accepted},
+        "KvCacheAbovePlan": lambda: {"kv": (limits["kv_usage"] + 1) / 2},
+        "PreemptionsAbovePlan": lambda: {"preempted": 3 * limits["preemptions"]},
+        "RequestsWaitTooLong": lambda: {"waiting": 2 * limits["wait"] * traffic.rate},
+        "TrafficAbovePlan": lambda: {"rate": 1.2 * limits["rate"]},
+        "OutputBelowPlan": lambda: {"tokens": 0.5 * limits["output_tps"], "waiting": 5.0},
+        "PrefixHitsBelowPlan": lambda: {"hits": 0.1 * limits["prefix_hits"]},
+        "DraftsRejected": lambda: {"accepted": 0.1 * limits["accepted"]},
     }
     vars(traffic).update(facts[alert]())
 

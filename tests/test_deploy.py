@@ -257,7 +257,7 @@ def test_the_line_that_is_printed_expands_the_variable_that_it_asks_for() -> Non
     """A checkpoint that has yet to be named: single quotes would hand the shell's own text to the engine."""
     found = command(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", quantization="awq"))
     said = subprocess.run(
-        ["bash", "-c", found.shell_line], capture_output=True, text=True, check=False
+        ["bash", "-c", found.shell_lines[""]], capture_output=True, text=True, check=False
     )
     assert said.returncode != 0 and "MODEL: name its checkpoint" in said.stderr
 

@@ -88,7 +88,7 @@ def test_no_false_alarm_on_current_commands(command: dict[str, Any]) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_no_false_alarm_on_what_we_emit(engine: str) -> None:
     for launch in plans(engine, 10, seed=1):
-        found = lint(launch.shell_line, launch.deployment.engine.version)
+        found = lint(next(iter(launch.shell_lines.values())), launch.deployment.engine.version)
         assert {
             one.name
             for one in found.findings

@@ -2,12 +2,13 @@
 
 import json
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from test_plan_command import QUESTION
 from planner.core.errors import PlannerError
 from planner.core.templates import render_template
 from planner.deploy import LaunchSpec, build_deployment_launch, build_launch
+from planner.deploy.arguments import SCRIPT, format_argument
 from planner.deploy.artifacts import render_artifacts
 from planner.deploy.manifests import (
     MANIFEST_FILES,
@@ -32,7 +34,9 @@ from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.layout import SpeculationConfig
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import load_scenario
+from planner.planning.scenario_schema import DEFAULT_ARTIFACTS
 from planner.planning.search import search_deployments
+from planner.planning.slo import SloTarget
 from planner.tools.lint.report import lint
 from planner.ui.plan_files import write_plan_files
 
@@ -196,27 +200,17 @@ def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
 
 
 def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
+    started, files = written("one")
     settings = dict(
-        line.split("=", 1)
-        for line in written("one")[1]["runpod.env"].splitlines()
-        if line[0] != "#"
+        line.split("=", 1) for line in files["runpod.env"].splitlines() if line[0] != "#"
     )
-    assert settings["TENSOR_PARALLEL_SIZE"] == "2" and settings["MAX_NUM_SEQS"] == "64"
-    assert int(settings["MAX_CONCURRENCY"]) >= 64 and settings["ENABLE_PREFIX_CACHING"] == "true"
-    assert json.loads(settings["SPECULATIVE_CONFIG"])["method"] == "ngram"
-    assert not {"HOST", "PORT", "API_KEY"} & settings.keys()
+    assert set(settings) == {"MODEL_NAME", "VLLM_EXTRA_ARGS", "MAX_CONCURRENCY"}
+    # the worker splits it as a shell does and appends it to `vllm serve --model MODEL_NAME --port ...`
+    run = ["vllm", "serve", settings["MODEL_NAME"], *shlex.split(settings["VLLM_EXTRA_ARGS"])]
+    assert run == given(started)[: given(started).index("--port")]
+    assert int(settings["MAX_CONCURRENCY"]) >= 64
     with pytest.raises(PlannerError, match="name the repository of its eagle3 head"):
         render_artifacts(predicted("head"), (), wanted=["runpod"])
-    off = predicted("one").deployment.with_args(enable_prefix_caching=False)
-    for version in ("0.20.2", "0.33.0"):
-        changed = replace(
-            off, engine=deploy_on("facebook/opt-125m", "H100", engine_version=version).engine
-        )
-        prediction = replace(predicted("one"), deployment=changed)
-        assert (
-            "\nENABLE_PREFIX_CACHING=false\n"
-            in render_artifacts(prediction, (), wanted=["runpod"])["runpod.env"]
-        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -308,7 +302,10 @@ def test_the_script_runs_the_printed_command(engine: str, tmp_path: Path) -> Non
                 .split("\0")
             )
             shown = subprocess.run(
-                ["bash", "-c", started.shell_line], env=env, capture_output=True, check=True
+                ["bash", "-c", next(iter(started.shell_lines.values()))],
+                env=env,
+                capture_output=True,
+                check=True,
             )
             printed = (
                 shown.stdout.decode().replace("trtllm.yaml", f"{tmp_path}/trtllm.yaml").split("\0")
@@ -323,8 +320,6 @@ def test_the_script_runs_the_printed_command(engine: str, tmp_path: Path) -> Non
 
 
 def script_of(started: LaunchSpec) -> str:
-    from planner.deploy.arguments import format_for_script
-
     deployment: Deployment = started.deployment
     return render_template(
         "deploy",
@@ -333,7 +328,7 @@ def script_of(started: LaunchSpec) -> str:
         launch=started,
         d=deployment,
         layout=deployment.layout,
-        script=format_for_script,
+        script=partial(format_argument, dialect=SCRIPT),
     )
 
 
@@ -424,16 +419,38 @@ def test_a_claim_holds_the_checkpoint(case: str) -> None:
     assert "GiB of weights on their way to the GPUs" in found["k8s/serve.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("case", "port", "series"),
-    [("one", 9400, "DCGM_FI_DEV_FB_USED"), ("amd", 5000, "gpu_used_vram")],
-)
-def test_the_exporter_of_the_vendor_is_scraped_and_drawn(case: str, port: int, series: str) -> None:
-    """dcgm-exporter listens on 9400, AMD's device-metrics-exporter on 5000 (their READMEs)."""
-    files = render_artifacts(predicted(case), (), wanted=("alerts", "dashboard"))
-    scraped = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
-    assert scraped[1]["static_configs"][0]["targets"] == [f"localhost:{port}"]
-    assert series in files["grafana.json"]
+@pytest.mark.parametrize("written_as", ["acme-9b", "acme-9b/config.json", "acme-9b.json"])
+def test_a_model_of_ones_own_has_one_name_and_its_place_is_asked_for(
+    tmp_path: Path, written_as: str
+) -> None:
+    """No file names a path of the machine that planned it, and nothing starts before MODEL is set."""
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+              "max_position_embeddings": 8192}  # fmt: skip
+    path = tmp_path / written_as
+    path = path if path.suffix else path / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(config))
+    prediction = evaluate(
+        deploy_on(str(tmp_path / written_as), "H100", max_model_len=8192), WORKLOAD
+    )
+    kinds = (*DEFAULT_ARTIFACTS, "compose", "kubernetes")
+    files = render_artifacts(prediction, (SloTarget("ttft", "p95", 1.0),), wanted=kinds)
+    for name, text in files.items():
+        assert str(tmp_path) not in text and "config.json" not in text, name
+        assert "acme-9b" in text, name
+    stubs(tmp_path)
+    (tmp_path / "serve.sh").write_text(files["serve.sh"])
+    for known, told in (({}, ""), ({"MODEL": "/weights/acme"}, "serve /weights/acme ")):
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **known}
+        done = subprocess.run(
+            ["bash", tmp_path / "serve.sh"], env=env, capture_output=True, text=True, check=False
+        )
+        ran = done.stdout.replace("\0", " ")
+        assert (done.returncode == 0) == bool(known) and told in ran
+        assert ("--served-model-name acme-9b " in ran) == bool(known)
+    with pytest.raises(PlannerError, match="the repository of its weights, or their folder"):
+        render_artifacts(prediction, (), wanted=["runpod"])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -5,12 +5,10 @@ import shutil
 import subprocess
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import answer_of
@@ -19,6 +17,7 @@ from planner.analysis import layout_tables as pool_tables
 from planner.answers import serialize_answer
 from planner.core.errors import PlannerError
 from planner.deploy import build_launches, list_artifact_files, render_artifacts
+from planner.deploy.manifests import explain_unsupported_kinds
 from planner.engines.cli_options import get_cli_options
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.disaggregated_search import search_pools
@@ -202,79 +201,11 @@ def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
     assert run("router.sh", PREFILL=urls[0], DECODE="http://b:8100").returncode == 2
 
 
-def test_what_watches_pools_knows_them_apart(tmp_path: Path) -> None:
-    """Prometheus's own tool reads the rules, and every alert asks the workers of its pool alone."""
-    plan = plan_of(*CHEAPER[0])
-    write_plan_files(answer_of(plan), tmp_path)
-    jobs = {
-        one["job_name"].rpartition("/")[2]: one["static_configs"][0]["targets"]
-        for one in yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
-    }
-    first, rest = plan.chosen.prediction.pools
-    assert len(jobs["prefill"]) == first.num_replicas and len(jobs["decode"]) == rest.num_replicas
-    rules = [
-        rule
-        for group in yaml.safe_load((tmp_path / "alerts.yml").read_text())["groups"]
-        for rule in group["rules"]
-    ]
-    by_pool = {"Prefill": '/prefill"', "Decode": '/decode"'}
-    for rule in rules:
-        if "alert" in rule and "headroom:" not in rule["expr"]:
-            (own,) = (job for name, job in by_pool.items() if rule["alert"].startswith(name))
-            assert own in rule["expr"] and not any(
-                job in rule["expr"] for job in by_pool.values() if job != own
-            )
-    recorded = {rule["labels"]["promise"]: rule["expr"] for rule in rules if "record" in rule}
-    assert '/prefill"' in recorded["ttft_p95"] and '/decode"' in recorded["itl_p99"]
-    if promtool := shutil.which("promtool"):
-        for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
-            checked = subprocess.run(
-                [promtool, "check", kind, tmp_path / name],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert checked.returncode == 0, checked.stderr
-
-
-def test_a_cluster_starts_the_planned_pools_and_the_router_finds_each_worker() -> None:
-    """Every URL of the router is a pod of a StatefulSet behind a headless Service, at the port where it listens."""
+def test_what_is_not_written_for_pools_is_said() -> None:
     best = plan_of(*CHEAPER[0]).chosen.prediction
-    files = render_artifacts(best, (), wanted=("kubernetes",))
-    kinds: dict[str, dict[str, Any]] = {}
-    for one in yaml.safe_load_all(files["k8s/serve.yaml"]):
-        kinds.setdefault(one["kind"], {})[one["metadata"]["name"]] = one["spec"]
-    (router,) = kinds["Deployment"].values()
-    words = router["template"]["spec"]["containers"][0]["args"][0].split()
-    found: dict[str, list[str]] = {"prefill": [], "decode": []}
-    for flag, url in pairwise(words):
-        if flag in ("--prefill", "--decode"):
-            found[flag[2:]].append(url.removeprefix("http://"))
-    for role, pool in zip(found, best.pools, strict=True):
-        assert len(found[role]) == pool.num_replicas
-        for worker, address in enumerate(found[role]):
-            host, port = address.split(":")
-            pod, service = host.split(".")
-            assert (
-                pod == f"{service}-{worker}" and kinds["StatefulSet"][service]["replicas"] > worker
-            )
-            assert kinds["Service"][service]["clusterIP"] == "None"
-            assert kinds["Service"][service]["ports"][0]["port"] == int(port)
-            (container,) = kinds["StatefulSet"][service]["template"]["spec"]["containers"]
-            assert container["args"][container["args"].index("--port") + 1] == port
-            assert container["ports"][0]["containerPort"] == int(port)
-            own = {each["name"]: each for each in container["env"]}["VLLM_NIXL_SIDE_CHANNEL_HOST"]
-            assert own["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-            assert (
-                container["resources"]["limits"]["nvidia.com/gpu"] == pool.layout.gpus_per_replica
-            )
-    monitors = [
-        one for one in yaml.safe_load_all(files["k8s/monitor.yaml"]) if one["kind"] == "PodMonitor"
-    ]
-    assert {one["spec"]["selector"]["matchLabels"]["app"] for one in monitors} == set(
-        kinds["StatefulSet"]
-    )
-    with pytest.raises(PlannerError, match="compose"):
+    kinds = ("alerts", "dashboard", "compose", "kubernetes", "runpod")
+    assert set(explain_unsupported_kinds(best, ("script", *kinds))) == set(kinds)
+    with pytest.raises(PlannerError, match="files: not compose: it is not written for pools"):
         render_artifacts(best, (), wanted=("compose",))
 
 

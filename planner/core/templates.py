@@ -34,6 +34,7 @@ def _create_environment(
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / folder / "templates"),
+        extensions=["jinja2.ext.do"],
         trim_blocks=trim_blocks,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -2,7 +2,6 @@
 
 from planner.deploy.artifacts import (
     ALL_ARTIFACT_FILES,
-    DISAGGREGATED_ARTIFACT_FILES,
     list_artifact_files,
     predict_benchmark_ramp,
     render_artifacts,
@@ -16,7 +15,6 @@ from planner.deploy.launch_spec import (
 
 __all__ = [
     "ALL_ARTIFACT_FILES",
-    "DISAGGREGATED_ARTIFACT_FILES",
     "LaunchSpec",
     "build_deployment_launch",
     "build_launch",

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,6 @@ class ReplicaPort:
     number: int
     stride: int = 1
 
-    def __str__(self) -> str:
-        return str(self.number)
-
 
 @dataclass(frozen=True)
 class SiblingFile:
@@ -39,66 +37,55 @@ class SiblingFile:
 
     name: str
 
-    def __str__(self) -> str:
-        return self.name
 
-
-ArgumentPart = str | EnvVariable | ReplicaPort | SiblingFile
-Argument = tuple[ArgumentPart, ...]
+Argument = tuple[str | EnvVariable | ReplicaPort | SiblingFile, ...]
 """One argument: text, and values that are filled in at launch."""
+Dialect = Mapping[type, Callable[[Any], str]]
+"""How each part of an argument is spelled."""
 CONTAINER_MOUNT_DIR = "/headroom"
 """Folder in which containers find the sibling files of the launch script."""
 
 
-def format_for_display(word: Argument) -> str:
-    """Format an argument for people, with variables as a shell writes them."""
-    return "".join(map(str, word))
-
-
-def format_for_shell(word: Argument) -> str:
-    """Format an argument for a shell: text is quoted, variables are not."""
-    return "".join(
-        (str(part) if part.is_list else f'"{part}"')
-        if isinstance(part, EnvVariable)
-        else _quote_part(str(part))
-        for part in word
-    )
-
-
-def _quote_part(part: str) -> str:
+def _quote(text: str) -> str:
     """Quote text for a shell, always if it has commas, which look like a slip in an array."""
-    return f"'{part}'" if "," in part and shlex.quote(part) == part else shlex.quote(part)
+    return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)
 
 
-def format_for_script(word: Argument) -> str:
-    """Format an argument for `serve.sh`, which sets `replica` and `here`, its own folder."""
+DISPLAY: Dialect = {
+    str: str,
+    EnvVariable: str,
+    ReplicaPort: lambda port: str(port.number),
+    SiblingFile: lambda file: file.name,
+}
+"""For people, with variables as a shell writes them."""
+SHELL: Dialect = {
+    **DISPLAY,
+    str: _quote,
+    EnvVariable: lambda variable: str(variable) if variable.is_list else f'"{variable}"',
+}
+"""For a shell: text is quoted, variables are not."""
+SCRIPT: Dialect = {
+    **SHELL,
+    ReplicaPort: lambda port: (
+        f'"$(({port.number} + replica{f" * {port.stride}" if port.stride > 1 else ""}))"'
+    ),
+    SiblingFile: lambda file: f'"$here"/{file.name}',
+}
+"""For `serve.sh`, which sets `replica` and `here`, its own folder."""
+COMPOSE: Dialect = {
+    **DISPLAY,
+    str: lambda text: text.replace("$", "$$"),
+    SiblingFile: lambda file: f"{CONTAINER_MOUNT_DIR}/{file.name}",
+}
+"""For a compose file: ${NAME:?...}, and $$ for a dollar of the text."""
 
-    def spell(part: ArgumentPart) -> str:
-        if isinstance(part, ReplicaPort):
-            return f'"$(({part} + replica{f" * {part.stride}" * (part.stride > 1)}))"'
-        return f'"$here"/{part}' if isinstance(part, SiblingFile) else format_for_shell((part,))
 
-    return "".join(map(spell, word))
+def format_argument(word: Argument, dialect: Dialect = DISPLAY) -> str:
+    """Format an argument in a dialect."""
+    return "".join(dialect[type(part)](part) for part in word)
 
 
 def format_for_pod(word: Argument, renamed: Mapping[str, str]) -> str:
     """Format an argument for Kubernetes: $(NAME), and $$ for a dollar of the text."""
-    return _format_for_container(
-        word, lambda variable: f"$({renamed.get(variable.name, variable.name)})"
-    )
-
-
-def format_for_compose(word: Argument) -> str:
-    """Format an argument for a compose file: ${NAME:?...}, and $$ for a dollar of the text."""
-    return _format_for_container(word, str)
-
-
-def _format_for_container(word: Argument, name_variable: Callable[[EnvVariable], str]) -> str:
-    def spell(part: ArgumentPart) -> str:
-        if isinstance(part, SiblingFile):
-            return f"{CONTAINER_MOUNT_DIR}/{part}"
-        return (
-            name_variable(part) if isinstance(part, EnvVariable) else str(part).replace("$", "$$")
-        )
-
-    return "".join(map(spell, word))
+    named = {EnvVariable: lambda variable: f"$({renamed.get(variable.name, variable.name)})"}
+    return format_argument(word, COMPOSE | named)

@@ -5,13 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from planner.core.errors import PlannerError
 from planner.core.progress import show_step
 from planner.core.templates import render_template
 from planner.deploy import alerts, manifests
-from planner.deploy.arguments import format_for_script
 from planner.deploy.launch_spec import (
     BOOTSTRAP_PORT,
     LaunchSpec,
@@ -50,6 +48,13 @@ ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
     **manifests.MANIFEST_FILES,
 }
 """The artifact kinds that a scenario may request, and their files."""
+DISAGGREGATED_ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
+    "script": ("prefill.sh", "decode.sh", "router.sh", "serve.env"),
+    "unit": ("headroom-prefill@.service", "headroom-decode@.service", "headroom-router.service"),
+    "benchmark": ARTIFACT_FILES["benchmark"],
+    "checklist": ARTIFACT_FILES["checklist"],
+}
+"""The artifact kinds that exist for disaggregated serving."""
 UNIT_SCRIPTS: dict[str, str] = {
     "headroom@.service": "serve.sh",
     "headroom-prefill@.service": "prefill.sh",
@@ -57,13 +62,6 @@ UNIT_SCRIPTS: dict[str, str] = {
     "headroom-router.service": "router.sh",
 }
 """The systemd units of replicas and of pools, and the script that each starts."""
-DISAGGREGATED_ARTIFACT_FILES: dict[str, tuple[str, ...]] = {
-    "script": ("prefill.sh", "decode.sh", "router.sh", "serve.env"),
-    "unit": ("headroom-prefill@.service", "headroom-decode@.service", "headroom-router.service"),
-    **{kind: ARTIFACT_FILES[kind] for kind in ("benchmark", "alerts", "dashboard", "checklist")},
-    "kubernetes": ("k8s/serve.yaml", "k8s/monitor.yaml"),
-}
-"""The artifact kinds that exist for disaggregated serving."""
 ROUTER_PORT = 8080
 """Port of the router in front of worker pools."""
 ALL_ARTIFACT_FILES = tuple(
@@ -74,10 +72,7 @@ ALL_ARTIFACT_FILES = tuple(
         for name in names
     )
 )
-"""All files that `render_artifacts` may write.
-
-Monitoring files need the names of the engine's metrics in the catalog.
-"""
+"""All files that `render_artifacts` may write."""
 
 
 def list_artifact_files(
@@ -89,19 +84,14 @@ def list_artifact_files(
     """
     deployment = prediction.deployment
     files = DISAGGREGATED_ARTIFACT_FILES if prediction.prefill else ARTIFACT_FILES
-    missing = set[str]() if deployment.engine.name == "trtllm" else {"trtllm.yaml"}
-    if get_metric_names(deployment.engine).without:
-        missing |= {*alerts.MONITORING_FILES, "k8s/scale.yaml", "k8s/monitor.yaml"}
-    if deployment.num_replicas <= 1 + deployment.spare_replicas:
-        missing.add("k8s/scale.yaml")
-    unsupported = manifests.explain_unsupported_manifests(prediction, wanted)
-    return [
-        name
-        for kind in wanted
-        if kind not in unsupported
-        for name in files.get(kind, ())
-        if name not in missing
-    ]
+    has_metrics = not get_metric_names(deployment.engine).without
+    missing = {
+        "trtllm.yaml": deployment.engine.name != "trtllm", "k8s/monitor.yaml": not has_metrics,
+        "k8s/scale.yaml": not has_metrics or deployment.num_replicas <= 1 + deployment.spare_replicas,
+    }  # fmt: skip
+    unsupported = manifests.explain_unsupported_kinds(prediction, wanted)
+    kinds = [kind for kind in wanted if kind not in unsupported]
+    return [name for kind in kinds for name in files.get(kind, ()) if not missing.get(name)]
 
 
 def render_artifacts(
@@ -119,34 +109,28 @@ def render_artifacts(
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
     names = list_artifact_files(prediction, wanted)
-    if not names and (unsupported := manifests.explain_unsupported_manifests(prediction, wanted)):
-        raise PlannerError(f"files: {next(iter(unsupported.values()))}")
+    if not names and (unsupported := manifests.explain_unsupported_kinds(prediction, wanted)):
+        raise PlannerError("files: not {}: {}".format(*next(iter(unsupported.items()))))
     launches = build_launches(prediction, storage)
-    values = _build_values(prediction, launches, targets, names, scaling) | {"storage": storage}
-    return {name: _render_file(name, prediction, launches, values) for name in names}
+    values = _build_values(prediction, launches[-1], targets, names, scaling) | {"storage": storage}
+    if prediction.prefill:
+        values |= _build_router_values(*launches)
+    return {name: _render_file(name, launches, values) for name in names}
 
 
 def _build_values(
-    prediction: Prediction, launches: Sequence[LaunchSpec], targets: Sequence[SloTarget],
-    names: Sequence[str], scaling: AutoscalingPlan | None,
+    prediction: Prediction, last: LaunchSpec, targets: Sequence[SloTarget], names: Sequence[str],
+    scaling: AutoscalingPlan | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the values of all templates: what every file says, and those of one kind of file."""
-    last, engine = launches[-1], prediction.deployment.engine
-    checkpoint, given = get_checkpoint(last.deployment), dict(last.deployment.args.options)
-    place = f"-gpu{first}" if (first := prediction.deployment.first_gpu) else ""
-    endpoints = {
-        launch.role: alerts.list_metrics_endpoints(
-            launch.deployment.num_replicas, launch.port, launch.replicas_per_node, launch.nodes,
-            launch.role,
-        )
-        for launch in launches
-    }  # fmt: skip
-    hosts = [endpoint.rpartition(":")[0] for each in endpoints.values() for endpoint in each]
-    if last.nodes > 1 and not last.role:
-        hosts = [f"node-{node}" for node in range(last.deployment.num_replicas * last.nodes)]
-    values = {
-        **manifests.build_template_values(last, prediction), "p": prediction, "targets": targets,
-        "files": names, "hosts": list(dict.fromkeys(hosts)),
+    deployment, scales = last.deployment, "k8s/scale.yaml" in names
+    checkpoint, given = get_checkpoint(deployment), dict(deployment.args.options)
+    place = f"-gpu{first}" if (first := deployment.first_gpu) else ""
+    endpoints = alerts.list_metrics_endpoints(
+        deployment.num_replicas, last.port, last.replicas_per_node, last.nodes
+    )
+    return {
+        **manifests.build_template_values(last), "p": prediction, "targets": targets, "files": names,
         "scales_by_hour": scaling is not None and scaling.num_starts > 0,
         "checkpoint": checkpoint,
         "tokenizer": given.get("tokenizer") or given.get("tokenizer_path") or checkpoint,
@@ -154,21 +138,17 @@ def _build_values(
         "ramp": predict_benchmark_ramp(prediction) if "bench.sh" in names else {},
         "lengths": list_benchmark_lengths(prediction), "prefix": _count_prefix_tokens(prediction),
         "directory": INSTALL_DIR + place, "prompts": count_benchmark_prompts, "warm_up": WARM_UP,
-        "script": format_for_script, "environment": manifests.load_environment_variables(engine),
+        "environment": manifests.load_environment_variables(deployment.engine),
         # of `vllm bench serve --goodput`: per metric the largest SLO
         "goodput": {
             LATENCY_METRICS[t.metric].benchmark: t.seconds
             for t in sorted(targets, key=lambda target: target.seconds)
             if LATENCY_METRICS[t.metric].per_request
         }, "metrics": LATENCY_METRICS, "judged": list_benchmark_targets(targets),
-        "start_up": last.start_up, "scaled": None, "unit": f"headroom{place}@.service",
+        "start_up": last.start_up, "unit": f"headroom{place}@.service",
         **alerts.build_monitoring_values(prediction, targets, endpoints),
+        **(manifests.build_scaler_values(prediction, scaling) if scales else {"scaled": None}),
     }  # fmt: skip
-    if prediction.prefill:
-        return values | _build_router_values(*launches)
-    if "k8s/serve.yaml" in names:
-        values |= manifests.build_scaler_values(prediction, scaling)
-    return values | (manifests.build_runpod_values(last) if "runpod.env" in names else {})
 
 
 def _build_router_values(prefill: LaunchSpec, decode: LaunchSpec) -> dict[str, Any]:
@@ -181,7 +161,7 @@ def _build_router_values(prefill: LaunchSpec, decode: LaunchSpec) -> dict[str, A
     )
     is_sglang = deployment.engine.name == "sglang"
     return {
-        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name},"
+        "title": f"{deployment.model.served_name} in pools of {sizes} workers on {deployment.gpu.name},"
         f" {deployment.engine}",
         "prefill": prefill, "decode": decode, "port": ROUTER_PORT, "router": router,
         "package": "sglang-router" if is_sglang else "vllm-router",
@@ -189,43 +169,19 @@ def _build_router_values(prefill: LaunchSpec, decode: LaunchSpec) -> dict[str, A
     }  # fmt: skip
 
 
-def _render_file(
-    name: str, prediction: Prediction, launches: Sequence[LaunchSpec], values: Mapping[str, Any]
-) -> str:
+def _render_file(name: str, launches: Sequence[LaunchSpec], values: Mapping[str, Any]) -> str:
     """Return the text of one file; those of a pool are about its workers."""
     script = UNIT_SCRIPTS.get(name, name)
-    is_first = script in ("prefill.sh", "router.sh", "serve.env")
-    launch = launches[0] if is_first else launches[-1]
-    values = {
-        **values, "launch": launch, "d": launch.deployment, "layout": launch.deployment.layout,
-        "unit": name if launch.role else values["unit"], "unit_script": script,
-    }  # fmt: skip
+    launch = launches[0 if script in ("prefill.sh", "router.sh", "serve.env") else -1]
     if name == "trtllm.yaml":
         return launch.config
-    if name == "grafana.json":
-        return alerts.render_dashboard(values)
-    if name == "k8s/monitor.yaml":
-        return _render_monitors(values)
-    if name == "k8s/serve.yaml" and prediction.prefill:
-        return manifests.render_pool_manifests(launches, prediction, values)
     is_worker = name in ("prefill.sh", "decode.sh")
     template = "headroom@.service" if name in UNIT_SCRIPTS else "serve.sh" if is_worker else name
-    return render_template("deploy", template, **values)
-
-
-def _render_monitors(values: Mapping[str, Any]) -> str:
-    """Return a PodMonitor of each pool, and the rules of `alerts.yml` if that is written."""
-    texts = [
-        render_template(
-            "deploy", "k8s/monitor.yaml",
-            **{**values, "slug": "-".join(filter(None, (values["slug"], pool.role))), "job": pool.job},
-        )
-        for pool in values["watched"]
-    ]  # fmt: skip
-    if "alerts.yml" in values["files"]:
-        rules = Markup(render_template("deploy", "alerts.yml", **values))
-        texts.append(render_template("deploy", "k8s/rules.yaml", rules=rules, **values))
-    return "---\n".join(text.removeprefix("---\n") for text in texts)
+    unit = name if launch.role else values["unit"]
+    about = {"launch": launch, "d": launch.deployment, "layout": launch.deployment.layout}
+    return render_template(
+        "deploy", template, **{**values, **about, "unit": unit, "unit_script": script}
+    )
 
 
 @show_step("steps of the benchmark")
@@ -309,7 +265,7 @@ def explain_unsupported_artifacts(plan: Plan) -> list[str]:
     wanted = plan.scenario.output_kinds
     if plan.chosen is None or plan.chosen.prediction.performance is None:
         return []
-    reasons = manifests.explain_unsupported_manifests(plan.chosen.prediction, wanted)
+    reasons = manifests.explain_unsupported_kinds(plan.chosen.prediction, wanted)
     return [f"not {kind}: {reason}" for kind, reason in reasons.items()]
 
 

@@ -7,7 +7,6 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,12 +18,12 @@ from planner.core.templates import render_template
 from planner.core.units import GIB
 from planner.core.versions import Version
 from planner.deploy.arguments import (
+    SHELL,
     Argument,
     EnvVariable,
     ReplicaPort,
     SiblingFile,
-    format_for_display,
-    format_for_shell,
+    format_argument,
 )
 from planner.engines.cli_options import CliOptions, find_pooling_option, get_cli_options
 from planner.engines.deployment import Deployment
@@ -64,17 +63,6 @@ class RdmaAccess(StrictEntry):
     environment: dict[str, str]
 
 
-class GpuExporter(StrictEntry):
-    """A vendor's exporter: its port, and (series, factor to share, bytes or W) of its metrics."""
-
-    name: str
-    port: int
-    label: str
-    utilization: tuple[str, float]
-    memory: tuple[str, float]
-    power: tuple[str, float]
-
-
 class AcceleratorKind(SourcedEntry):
     """One kind of `catalogs/devices.yaml`: how its GPUs are selected and requested."""
 
@@ -84,27 +72,13 @@ class AcceleratorKind(SourcedEntry):
     compose: dict[str, Any]
     product: str | None = None
     rdma: RdmaAccess | None = None
-    exporter: GpuExporter | None = None
-
-
-class OutputParser(StrictEntry):
-    """A parser's name, and the first version of the engine that has it."""
-
-    name: str
-    since: Version = Version(0, 0)
 
 
 class ModelFlagsEntry(SourcedEntry):
-    """The options that a model family needs: `catalogs/model_flags.yaml`."""
+    """Why a model family needs remote code, and since when not: `catalogs/model_flags.yaml`."""
 
-    only: tuple[str, ...] = ()
-    remote_code: str | None = None
-    remote_code_until: dict[str, Version] = Field(default_factory=dict)
-    reasoning: dict[str, tuple[OutputParser, ...]] = Field(default_factory=dict)
-    tools: dict[str, tuple[OutputParser, ...]] = Field(default_factory=dict)
-
-
-NO_MODEL_FLAGS = ModelFlagsEntry(source="", date="")
+    remote_code: str
+    until: dict[str, Version] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +92,7 @@ class LaunchFlag:
     @property
     def value(self) -> str | None:
         """The value as text; None for an option without one."""
-        return " ".join(map(format_for_display, self.words)) if self.words else None
+        return " ".join(map(format_argument, self.words)) if self.words else None
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -128,7 +102,7 @@ class LaunchFlag:
         return ((f"{self.name}=", *self.words[0]),) if tied else ((self.name,), *self.words)
 
     def __str__(self) -> str:
-        return " ".join(map(format_for_shell, self.arguments))
+        return " ".join(format_argument(word, SHELL) for word in self.arguments)
 
 
 @dataclass(frozen=True)
@@ -141,22 +115,20 @@ class LaunchSpec:
     program: tuple[Argument, ...]
     flags: tuple[LaunchFlag, ...]
     worker_arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Argument] = field(default_factory=dict)
     config: str = ""  # the engine's own configuration file
     nodes: int = 1
     start_up: StartupTime | None = None
     note: str = ""
     drain_s: int = DRAIN_TIMEOUT_S
     role: str = ""  # "prefill" or "decode" for a worker of that pool
-    # the part of the environment that is filled in at launch
-    exported_variables: Mapping[str, Argument] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """The first line of its files."""
         deployment = self.deployment
         return (
-            f"{deployment.model.name} on {deployment.layout} of {deployment.gpu.name},"
+            f"{deployment.model.served_name} on {deployment.layout} of {deployment.gpu.name},"
             f" {deployment.engine}"
         )
 
@@ -193,36 +165,28 @@ class LaunchSpec:
     @property
     def variables(self) -> dict[str, EnvVariable]:
         """The variables that must be set at launch, by name."""
-        words = (*self.arguments, *self.exported_variables.values())
+        words = (*self.arguments, *self.environment.values())
         return {part.name: part for word in words for part in word if isinstance(part, EnvVariable)}
 
     @property
     def command(self) -> list[str]:
         """The command as text, with variables as a shell writes them."""
-        return [format_for_display(word) for word in self.arguments]
-
-    @property
-    def shell_line(self) -> str:
-        """The command in one line for a shell."""
-        before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        before += [
-            f"{name}={format_for_shell(word)}" for name, word in self.exported_variables.items()
-        ]
-        return " ".join([*before, *map(format_for_shell, self.arguments)])
+        return [format_argument(word) for word in self.arguments]
 
     @property
     def shell_lines(self) -> dict[str, str]:
-        """`shell_line` by where it is run: the pool, and the first node and the others if they differ."""
+        """The command in a line by where it is run: the pool, and the nodes where they differ."""
+        words = [*((f"{name}=", *word) for name, word in self.environment.items()), *self.arguments]
+        line = " ".join(format_argument(word, SHELL) for word in words)
         if not self.worker_arguments:
-            return {self.role: self.shell_line}
+            return {self.role: line}
         pool = f"{self.role}, " if self.role else ""
-        others = " ".join([self.shell_line, *self.worker_arguments])
-        return {f"{pool}first node": self.shell_line, f"{pool}other nodes": others}
+        others = " ".join([line, *self.worker_arguments])
+        return {f"{pool}first node": line, f"{pool}other nodes": others}
 
     def __str__(self) -> str:
-        return " \\\n  ".join(
-            [" ".join(map(format_for_shell, self.program)), *map(str, self.flags)]
-        )
+        program = " ".join(format_argument(word, SHELL) for word in self.program)
+        return " \\\n  ".join([program, *map(str, self.flags)])
 
 
 def get_accelerator_kind(deployment: Deployment) -> AcceleratorKind:
@@ -294,23 +258,15 @@ def build_deployment_launch(
         load_catalog("launch.yaml", EnginePackaging)[engine.name],
         count_nodes(deployment),
     )
-    converted = _get_conversion_quantization(deployment)
-    weights: str | EnvVariable = get_checkpoint(deployment)
-    if converted and converted not in engine.facts.online:
-        weights = EnvVariable("MODEL", f"name its checkpoint quantized with {converted}")
-        if revision := deployment.args.revision:
-            raise PlannerError(
-                f"revision {revision} is not one of a checkpoint quantized with {converted}"
-            )
-    task, online = (
-        deployment.model.pooling_task,
-        converted if converted in engine.facts.online else "",
-    )
+    weights, converted = get_checkpoint(deployment), _get_conversion_quantization(deployment)
+    if isinstance(weights, EnvVariable) and (revision := deployment.args.revision):
+        raise PlannerError(f"revision {revision} is of a repository, and the model names none")
+    task = deployment.model.pooling_task
     rendered = _render_engine_template(
         engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes,
-        family=_get_model_flags(deployment),
+        remote_code=_explain_remote_code(deployment),
         name=deployment.served_name, speculative=_build_speculation_values(deployment, facts),
-        online_quantization=online,
+        online_quantization=converted if isinstance(weights, str) else "",
         total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens,
         share_why=explain_memory_utilization(deployment),
         rank=lambda times=1: EnvVariable("NODE_RANK", "this node, counted from 0", times),
@@ -337,36 +293,29 @@ def build_deployment_launch(
     ]
     notes = (cli_options.note, engine.substitution_note, *rendered["notes"])
     return LaunchSpec(
-        deployment, facts, get_accelerator_kind(deployment), (*rendered["before"], *program),
-        rendered["flags"],
-        rendered["others"], rendered["environment"], rendered["config"], nodes,
-        estimate_startup(deployment, storage),
-        "; ".join(filter(None, notes)), role=role, exported_variables=rendered["filled"],
+        deployment, facts, get_accelerator_kind(deployment),
+        program=(*((part,) for part in rendered["before"]), *program),
+        flags=tuple(rendered["flags"]), worker_arguments=tuple(rendered["others"]),
+        environment=rendered["environment"], nodes=nodes,
+        config=yaml.safe_dump(rendered["config"], sort_keys=False, allow_unicode=True) if rendered["config"] else "",
+        start_up=estimate_startup(deployment, storage), note="; ".join(filter(None, notes)), role=role,
     )  # fmt: skip
 
 
 def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> dict[str, Any]:
-    """Render the engine's template; returns flags, leading words, environment and configuration."""
-    flags: list[LaunchFlag] = []
-    rendered: dict[str, Any] = {
-        "others": (),
-        "before": (),
-        "environment": {},
-        "filled": {},
-        "config": {},
-        "notes": [],
-    }
+    """Render the engine's template; returns flags, words, environment, configuration and notes."""
+    rendered: dict[str, Any] = {name: [] for name in ("flags", "others", "before", "notes")}
+    rendered |= {"environment": {}, "config": {}}
     named_engine = values["d"].engine
 
     def flag(name: str, *word: Any, why: str) -> str:
         parts = tuple(str(part) if isinstance(part, int | float) else part for part in word)
-        flags.append(LaunchFlag(name, (parts,) if parts else (), " ".join(why.split())))
+        given = LaunchFlag(name, (parts,) if parts else (), " ".join(why.split()))
         if name not in options.spellings:
             raise PlannerError(f"{named_engine} has no option {name}, which is needed: {why}")
-        if errors := options.parse(
-            [format_for_display(word) for word in flags[-1].arguments]
-        ).errors:
+        if errors := options.parse([format_argument(word) for word in given.arguments]).errors:
             raise PlannerError(f"{named_engine} cannot be started as planned: {errors[0]}")
+        rendered["flags"].append(given)
         return ""
 
     def switch(name: str, on: bool, why: str) -> str:
@@ -374,42 +323,24 @@ def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> 
             return flag(name, why=why)
         if options[name].negations:
             return flag(options[name].negations[0], why=why)
-        return (
-            flag(name, "false", why=why) if options[name].kind == "bool" else ""
-        )  # else off unless asked for
+        # else off unless asked for
+        return flag(name, "false", why=why) if options[name].kind == "bool" else ""
 
-    def offered(name: str, value: str) -> bool:
-        return name in options.spellings and not options.parse([name, value]).errors
-
-    def refuse(what: str) -> str:
+    def refuse(what: str) -> None:
         raise PlannerError(f"{named_engine} {what}")
 
-    def put(key: str, **entries: Any) -> str:
-        """Add to a part of the launch, or to one of its lists."""
-        rendered[key] = {**rendered[key], **entries}
-        return ""
-
-    def say(key: str, *items: Any) -> str:
-        rendered[key] = (*rendered[key], *items)
-        return ""
-
-    render_template("deploy", f"flags/{engine}", **values, can=options.spellings, flag=flag,
-        switch=switch, offered=offered, refuse=refuse, put=put, say=say,
+    render_template(
+        "deploy", f"flags/{engine}", **values, **rendered, can=options.spellings, flag=flag, switch=switch,
+        refuse=refuse,
     )  # fmt: skip
     for argument, value in values["args"].options:
         option = options.find_argument(argument)
         assert option is not None  # checked when it was read
-        flags = [flag for flag in flags if flag.name not in option.spellings]
+        rendered["flags"] = [one for one in rendered["flags"] if one.name not in option.spellings]
         for name, *words in filter(None, [spell_option(option, value)]):
             why = "as the scenario gives it in engine_args; what it changes is not planned"
-            flags.append(LaunchFlag(name, tuple((word,) for word in words), why))
-    config = (
-        yaml.safe_dump(rendered["config"], sort_keys=False, allow_unicode=True)
-        if rendered["config"]
-        else ""
-    )
-    before = tuple(part if isinstance(part, tuple) else (part,) for part in rendered["before"])
-    return {**rendered, "flags": tuple(flags), "config": config, "before": before}
+            rendered["flags"].append(LaunchFlag(name, tuple((word,) for word in words), why))
+    return rendered
 
 
 def _build_speculation_values(
@@ -445,31 +376,29 @@ def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None
     return None
 
 
-def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
-    """Return why the model needs remote code, and its parsers at this engine version."""
-    name, engine = deployment.model.name.lower(), deployment.engine
+def _explain_remote_code(deployment: Deployment) -> str:
+    """Return why this engine version must run code of the model's repository; empty if it need not."""
     known = load_catalog("model_flags.yaml", ModelFlagsEntry)
-    entry = known.get(deployment.model.architecture.model_type, NO_MODEL_FLAGS)
-    until = entry.remote_code_until.get(engine.name)
-    is_named = not entry.only or any(part.lower() in name for part in entry.only)
-
-    def newest(parsers: Mapping[str, tuple[OutputParser, ...]]) -> str | None:
-        there = (p.name for p in parsers.get(engine.name, ()) if p.since <= engine.release)
-        return next(reversed([*there]), None) if is_named else None
-
-    return {
-        "remote_code": None if until and engine.release >= until else entry.remote_code,
-        "reasoning": newest(entry.reasoning),
-        "tools": newest(entry.tools),
-    }
+    entry, engine = known.get(deployment.model.architecture.model_type), deployment.engine
+    until = entry and entry.until.get(engine.name)
+    return entry.remote_code if entry and not (until and engine.release >= until) else ""
 
 
-def get_checkpoint(deployment: Deployment) -> str:
-    """Return the repository or folder that the engine loads; it never looks like an option."""
+def get_checkpoint(deployment: Deployment) -> str | EnvVariable:
+    """Return the repository that the engine loads, which never looks like an option, or a variable.
+
+    Only who launches it knows where the weights lie of a model that was read from a file, and those
+    of a format that the engine does not convert to.
+    """
+    converted = _get_conversion_quantization(deployment)
+    if converted and converted not in deployment.engine.facts.online:
+        return EnvVariable("MODEL", f"name its checkpoint quantized with {converted}")
+    if deployment.model.local_name:
+        return EnvVariable(
+            "MODEL",
+            "name the repository of its weights, or their folder as the server sees it (a container: below /cache)",
+        )
     text = resolve_repository(deployment.model.name)
-    if text.endswith(".json"):
-        folder = Path(text).parent
-        text = str(folder if folder.parts else folder.resolve())
     return f"./{text}" if text.startswith("-") else text
 
 

@@ -5,22 +5,21 @@ The text is in templates of the same names; this module computes their values.
 
 import math
 import re
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import yaml
 
 from planner.core.catalog import SourcedEntry, load_catalog
-from planner.core.templates import render_template
 from planner.core.units import GB, GIB
 from planner.core.versions import Version
 from planner.deploy.alerts import get_prometheus_job
 from planner.deploy.arguments import (
+    COMPOSE,
     CONTAINER_MOUNT_DIR,
-    format_for_compose,
-    format_for_display,
+    SCRIPT,
+    format_argument,
     format_for_pod,
 )
 from planner.deploy.launch_spec import LaunchSpec, build_launches
@@ -28,7 +27,6 @@ from planner.engines.deployment import Deployment
 from planner.engines.engine import Engine
 from planner.engines.metric_names import get_metric_names
 from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
-from planner.memory.memory_plan import get_memory_plan
 from planner.memory.weights import compute_checkpoint_bytes, compute_read_bytes
 from planner.planning.autoscaling import AutoscalingPlan, compute_stabilization_s
 from planner.planning.prediction import Prediction
@@ -40,14 +38,14 @@ MANIFEST_FILES: dict[str, tuple[str, ...]] = {
     "runpod": ("runpod.env",),
 }
 """The manifest kinds that a scenario may request, and their files."""
+MONITORING_KINDS = ("alerts", "dashboard")
+"""The kinds that need the names of the engine's metrics."""
 DOWNLOAD_STORAGE = "download"
 """Storage of a pod without cached weights: a probe has to allow for the download."""
 PROBE_TIMEOUT_FACTOR = 1.5
 """Probe timeout as a multiple of the pessimistic end of the startup time."""
 LEADER_WORKER_SET_VARIABLES = {"NODE_RANK": "LWS_WORKER_INDEX", "MASTER_ADDR": "LWS_LEADER_ADDRESS"}
 """Our variables by a LeaderWorkerSet's names (lws.sigs.k8s.io, environment variables)."""
-OWN_ADDRESS_VARIABLES = {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
-"""Variables that hold the address of the process itself, which a pod knows."""
 HOST_MEMORY_GIB = 16
 """Memory of the processes of a server beside weights that pass through and offloaded KV cache."""
 MIN_RDMA_BANDWIDTH = 5 * GB
@@ -84,95 +82,61 @@ def build_slug(name: str) -> str:
     return plain if is_name else f"model-{plain}".strip("-")
 
 
-def render_pool_manifests(
-    launches: Sequence[LaunchSpec], prediction: Prediction, values: Mapping[str, Any]
-) -> str:
-    """Return the Kubernetes objects of both pools and their router, as one text.
-
-    `values` are those of `router.sh`.
-    """
-    slug, texts, urls = build_slug(prediction.deployment.model.name), list[str](), dict[str, Any]()
-    for launch, pool in zip(launches, prediction.pools, strict=True):
-        own = replace(prediction, deployment=pool, memory=get_memory_plan(pool), prefill=None)
-        name = f"{slug}-{launch.role}"
-        named = {"slug": name, "keys": f"{slug}-keys", "title": values["title"]}
-        shown = build_template_values(launch, own) | named
-        texts.append(render_template("deploy", "k8s/pool.yaml", **shown))
-        urls[f"{launch.role}s"] = [
-            f"http://{name}-{worker}.{name}:{launch.port}" for worker in range(pool.num_replicas)
-        ]
-    router = render_template("deploy", "k8s/router.yaml", **{**values, **urls, "slug": slug})
-    return "---\n".join(texts) + router
-
-
-def explain_unsupported_manifests(prediction: Prediction, wanted: Sequence[str]) -> dict[str, str]:
-    """Return kind -> reason for the `wanted` kinds of `MANIFEST_FILES` that cannot start the plan."""
-    asked = [kind for kind in wanted if kind in MANIFEST_FILES]
-    launches = build_launches(prediction) if asked else ()
-    return {
+def explain_unsupported_kinds(prediction: Prediction, wanted: Sequence[str]) -> dict[str, str]:
+    """Return kind -> reason for the `wanted` kinds of files that are not written for the plan."""
+    reasons = {
         kind: reason
-        for kind in asked
-        for launch in launches
-        if (reason := _explain_unsupported_kind(kind, launch))
+        for launch in build_launches(prediction)
+        for kind, is_broken, reason in _list_rules(launch)
+        if is_broken
     }
+    return {kind: reasons[kind] for kind in wanted if kind in reasons}
 
 
-def _explain_unsupported_kind(kind: str, launch: LaunchSpec) -> str:
-    """Explain why files of this `kind` cannot start a launch; empty if they can."""
+def _list_rules(launch: LaunchSpec) -> list[tuple[str, object, str]]:
+    """Return (kind, whether its files cannot serve this launch, why not), the decisive one last."""
     engine, gpu, variables = launch.deployment.engine, launch.deployment.gpu, launch.variables
-    is_split, is_pod = launch.nodes > 1, kind == "kubernetes"
-    asked = [variables[name].missing for name in ("MODEL", "DRAFT") if name in variables]
-    rules = (
-        (launch.role and not is_pod, f"{kind} files are not written for pools"),
-        (
-            launch.role and is_split,
-            "a worker of a pool that spans nodes is not written for kubernetes",
+    is_split, kinds = launch.nodes > 1, (*MONITORING_KINDS, *MANIFEST_FILES)
+    missing = get_metric_names(engine).without
+    asked = next((variables[name].missing for name in ("MODEL", "DRAFT") if name in variables), "")
+    return [
+        *((kind, missing, missing) for kind in MONITORING_KINDS),
+        *(
+            (kind, is_split, f"a replica starts on one node, and the plan's spans {launch.nodes}")
+            for kind in ("compose", "runpod")
         ),
+        ("runpod", engine.name != "vllm", f"it serves vLLM alone, not {engine.name}"),
+        ("runpod", gpu.vendor != "nvidia", f"its GPUs are NVIDIA's, and the plan is for {gpu.name}"),
+        ("runpod", asked, f"it cannot ask for what the plan leaves open ({asked})"),
         (
-            kind == "runpod" and engine.name != "vllm",
-            f"runpod serves vLLM alone, not {engine.name}",
-        ),
-        (
-            is_split and not is_pod,
-            f"{kind} starts a replica on one node, and the plan spans {launch.nodes}",
-        ),
-        (
-            is_pod and launch.image is None,
-            f"{kind} needs an image, and none of {engine} for {gpu.name} is published",
-        ),
-        (
-            kind == "runpod" and gpu.vendor != "nvidia",
-            f"{kind} runs on NVIDIA's GPUs, and the plan is for {gpu.name}",
-        ),
-        (
-            kind == "runpod" and asked,
-            f"{kind} cannot ask for what the plan leaves open: {next(iter(asked), '')}, in the"
-            " scenario",
-        ),
-        (
-            kind == "runpod" and not "".join(launch.command).isprintable(),
+            "runpod", not "".join(launch.command).isprintable(),
             "the command has letters that no line of runpod.env can hold",
         ),
+        ("kubernetes", launch.image is None, f"no image of {engine} for {gpu.name} is published"),
         (
-            is_split and is_pod and "MASTER_ADDR" not in variables,
-            f"{engine} spans nodes by a launcher of its own, not by {kind}",
+            "kubernetes", is_split and "MASTER_ADDR" not in variables,
+            f"{engine} spans nodes by a launcher of its own",
         ),
         (
-            is_pod and any(variable.times != 1 for variable in variables.values()),
+            "kubernetes", any(variable.times != 1 for variable in variables.values()),
             "a pod cannot count in NODE_RANK: this version needs serve.sh on each node",
         ),
-    )
-    return next((problem for is_broken, problem in rules if is_broken), "")
+        *((kind, launch.role, "it is not written for pools") for kind in kinds),
+    ]  # fmt: skip
 
 
-def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[str, Any]:
+def build_template_values(launch: LaunchSpec) -> dict[str, Any]:
     """Return the values that all templates may use."""
     deployment = launch.deployment
     begins, start_s = (
         estimate_startup(deployment, DOWNLOAD_STORAGE),
         compute_start_timeout_s(deployment),
     )
-    engine, layout, slug = deployment.engine, deployment.layout, build_slug(deployment.model.name)
+    engine, layout, slug = (
+        deployment.engine,
+        deployment.layout,
+        build_slug(deployment.model.served_name),
+    )
     takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
     held = math.ceil(max(compute_read_bytes(deployment)) * launch.gpus / GIB)
     files = math.ceil(compute_checkpoint_bytes(deployment) / GIB)
@@ -180,13 +144,14 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
     return {
         "title": launch.title,
         "launch": launch, "d": deployment, "layout": layout,
-        "slug": slug, "keys": f"{slug}-keys", "own_address": OWN_ADDRESS_VARIABLES, "mounted": CONTAINER_MOUNT_DIR,
+        "slug": slug, "keys": f"{slug}-keys", "mounted": CONTAINER_MOUNT_DIR,
         "flags": [word for flag in launch.flags for word in flag.arguments],
         "others": [(flag,) for flag in launch.worker_arguments],
         "program": [("python3",) if word == ("python",) else word for word in launch.program],
         # images lack python
         "renamed": LEADER_WORKER_SET_VARIABLES if launch.nodes > 1 else {}, "pod": format_for_pod,
-        "compose": format_for_compose,
+        "compose": partial(format_argument, dialect=COMPOSE),
+        "script": partial(format_argument, dialect=SCRIPT),
         "metrics": get_metric_names(engine).names,
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
@@ -194,8 +159,8 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
         "memory_reason": f"{held} GiB of weights on their way to the GPUs, "
         + (f"{tier} GiB of offloaded KV cache, " if tier else "")
         + f"{HOST_MEMORY_GIB} GiB for the processes",
-        # where the plan counts on a link between nodes that only RDMA gives; pools hand over KV caches
-        "rdma": launch.device.rdma if (launch.nodes > 1 or launch.role)
+        # where the plan counts on a link between nodes that only RDMA gives
+        "rdma": launch.device.rdma if launch.nodes > 1
         and deployment.gpu.internode_bandwidth >= MIN_RDMA_BANDWIDTH else None,
         "shm_gib": tier + 4 + 2 * launch.gpus,
         "disk_gb": 2 * files + 100,
@@ -223,24 +188,21 @@ def build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None)
     least, hours, stable_s = 1, list[tuple[str, str, int]](), compute_stabilization_s(timeout_s)
     if scaling:
         in_flight, stable_s = scaling.scale_up_in_flight, scaling.stabilization_s
-        begins = estimate_startup(deployment, DOWNLOAD_STORAGE)
-        clock = build_cron_schedule(
+        begins, least = estimate_startup(deployment, DOWNLOAD_STORAGE), min(scaling.replicas)
+        hours = build_cron_schedule(
             scaling, max(scaling.lead_s, begins.total.hi if begins else 0.0)
         )
-        least = min(scaling.replicas)
-        hours = [(start, end, count + spares) for start, end, count in clock]
-    scales = deployment.layout.replicas > 1 and not get_metric_names(deployment.engine).without
-    trigger = {"each": in_flight, "minutes": math.ceil(timeout_s / 60)}
     return {
         "in_flight": in_flight, "stable_s": round(stable_s), "least": least + spares, "hours": hours,
-        "scaled": trigger if scales else None,
+        "scaled": {"each": in_flight, "minutes": math.ceil(timeout_s / 60)},
     }  # fmt: skip
 
 
 def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[str, str, int]]:
     """Return (start, end, replicas) in cron syntax for all hours above the minimum.
 
-    Each start is `lead_s` early. Empty unless the profile is a day or week that starts at midnight.
+    Each start is `lead_s` early, but later than the end before it, for KEDA knows but one end a turn.
+    Empty unless the profile is a day or week that starts at midnight.
     """
     counts, all_hours = scaling.replicas, len(scaling.replicas)
     if not scaling.starts_at_midnight or all_hours not in (HOURS_PER_DAY, HOURS_PER_WEEK):
@@ -248,57 +210,13 @@ def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[s
 
     def cron(minutes: int) -> str:
         day, rest = divmod(minutes % (all_hours * 60), 24 * 60)
-        # 0 is Sunday
-        return (
-            f"{rest % 60} {rest // 60} * * {'*' if all_hours == HOURS_PER_DAY else (day + 1) % 7}"
-        )
+        weekday = "*" if all_hours == HOURS_PER_DAY else (day + 1) % 7  # 0 is Sunday
+        return f"{rest % 60} {rest // 60} * * {weekday}"
 
     changes = [hour for hour in range(all_hours) if counts[hour] != counts[hour - 1]]
-
-    def ahead(start: int, end: int) -> int:
-        """Minutes from a start to its hour, fewer than the end before leaves: KEDA knows but one end a turn."""
-        return min(math.ceil(lead_s / 60), (start - end) % all_hours * 60 - 1)
-
+    lead, turns = math.ceil(lead_s / 60), zip(changes, [*changes[1:], *changes[:1]], strict=True)
     return [
-        (cron(start * 60 - ahead(start, end)), cron(end * 60), counts[start])
-        for start, end in zip(changes, [*changes[1:], *changes[:1]], strict=True)
+        (cron(start * 60 - min(lead, (start - end) % all_hours * 60 - 1)), cron(end * 60), counts[start])
+        for start, end in turns
         if counts[start] > min(counts)
-    ]
-
-
-def build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
-    """Return the options as worker-vllm's environment, and its maximum concurrency."""
-    settings, extra, has_adapters = (
-        {"MODEL_NAME": format_for_display(launch.program[-1])},
-        [],
-        False,
-    )
-    for flag in launch.flags:
-        if flag.name == "--served-model-name":
-            settings["OPENAI_SERVED_MODEL_NAME_OVERRIDE"] = flag.value or ""
-        elif (
-            flag.name == "--lora-modules"
-        ):  # a JSON list, which nothing fills in (worker-vllm 020b9f0 src/engine.py)
-            has_adapters = True
-        elif flag.name in (
-            "--shutdown-timeout",
-        ):  # not among those that the worker passes on by name
-            extra += [format_for_display(word) for word in flag.arguments]
-        elif flag.name != "--port":
-            name, off = re.subn(
-                "^--(no-enable|disable)-", "--enable-", re.sub("^--no-(?!enable)", "--", flag.name)
-            )
-            value = (
-                flag.value
-                if flag.words
-                else str(not off and not flag.name.startswith("--no-")).lower()
-            )
-            settings[name[2:].upper().replace("-", "_")] = value or ""
-    if extra:
-        settings["VLLM_EXTRA_ARGS"] = shlex.join(extra)
-    deployment = launch.deployment
-    return {
-        "settings": settings,
-        "adapters": has_adapters,
-        "concurrency": deployment.args.max_num_seqs * deployment.layout.dp,
-    }
+    ]  # fmt: skip

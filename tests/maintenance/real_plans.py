@@ -13,7 +13,7 @@ from typing import Any
 from shipped import answer_of
 
 from planner.deploy import LaunchSpec, build_launch
-from planner.deploy.manifests import MANIFEST_FILES, explain_unsupported_manifests
+from planner.deploy.manifests import MANIFEST_FILES, explain_unsupported_kinds
 from planner.models.registry import _merge_entry_config
 from planner.planning.evaluation import get_candidate_workload
 from planner.planning.plan import Plan
@@ -159,7 +159,7 @@ def written(name: str) -> Written:
     prediction = predict(served, get_candidate_workload(scenario, served), scenario.prices)
     plan = replace(plan, chosen=replace(plan.chosen, deployment=served, prediction=prediction))
     started = build_launch(prediction)
-    refused = explain_unsupported_manifests(prediction, [*MANIFEST_FILES])
+    refused = explain_unsupported_kinds(prediction, [*MANIFEST_FILES])
     wanted = [*DEFAULT_ARTIFACTS, *(kind for kind in MANIFEST_FILES if kind not in refused)]
     out = folder / "out"
     write_plan_files(
