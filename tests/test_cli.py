@@ -132,6 +132,13 @@ def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, m
     assert "headroom fleet fleet.yaml" in capsys.readouterr().out
     text = Path("sweep.yaml").read_text()
     assert len(read_sweep(Path("sweep.yaml")).points) == 14
+    for asked in ("plan", "predict"):
+        Path("sweep.yaml").write_text(re.sub("(?m)^answer: .*", f"answer: {asked}", text))
+        swept = read_sweep(Path("sweep.yaml"))
+        row = answer_point(swept, swept.points[1])
+        assert row["status"] == "ok" and row["usd_per_month"] == pytest.approx(
+            row["usd_per_hour"] * 365.25 * 24 / 12
+        )
     grid, sample = text.split("grid:")[0], re.sub(r"(?m)^# ", "", text[text.index("# sample:") :])
     Path("sweep.yaml").write_text(grid + sample)
     drawn = read_sweep(Path("sweep.yaml"))

@@ -61,7 +61,7 @@ def random_fleet(seed: int) -> FleetPlan:
         f"s{k}": [draw() for _ in range(rng.integers(1, 4))] for k in range(rng.integers(2, 4))
     }
     limits = {
-        "usd_per_hour_at_most": float(rng.uniform(4, 12)),
+        "usd_per_month_at_most": float(rng.uniform(4, 12)) * 730.5,
         "power_at_most": float(rng.uniform(1000, 3000)),
     }
     stock = {kind: int(rng.integers(1, 6)) for kind in KINDS}
@@ -80,7 +80,7 @@ def list_costs(plan: FleetPlan, load: float) -> Iterator[float]:
         entry = plan.entry
         if (
             all(used[kind] <= entry.stock[kind] for kind in KINDS)
-            and usd <= entry.usd_per_hour_at_most
+            and usd * 730.5 <= entry.usd_per_month_at_most
             and watts <= entry.power_at_most
         ):
             yield usd
@@ -134,10 +134,10 @@ def test_what_breaks_first_is_told() -> None:
     assert [*steps["GPUs"]] == [2, 3, 4, 5, 6] and steps["USD/month"].is_monotonic_increasing
     used = fleet_tables.build_gpu_usage_table(plan).groupby("GPU")["GPUs"].sum()
     assert used.to_dict() == plan.entry.stock
-    for limit in ({"usd_per_hour_at_most": 4.0}, {"power_at_most": 9.0}):
+    for limit in ({"usd_per_month_at_most": 2920.0}, {"power_at_most": 9.0}):
         one = fleet({"edge": [option("L40S", 1, 5.0, watts=9.5)]}, {"L40S": 1}, **limit)
         assert one.current is None
-        named = "the budget" if "usd_per_hour_at_most" in limit else "the power"
+        named = "the budget" if "usd_per_month_at_most" in limit else "the power"
         assert fleet_tables.summarize_fleet(one).endswith(f"the limit is {named}.")
 
 

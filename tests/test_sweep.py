@@ -262,6 +262,7 @@ def test_the_cheapest_gpu_at_each_load_is_marked_and_what_is_assumed_is_said(
         if len(holding):
             assert group["cheapest"][holding["usd_per_hour"].idxmin()] == "yes"
     assert (rows["cheapest"] == "yes").any() and "The cheapest GPU that holds" in said
+    assert "USD/month" in said and "$" in said
     assert all("Of the prompt lengths only the mean is given" in text for text in rows["assumed"])
 
 

@@ -316,7 +316,7 @@ def _predict_point(scenario: Scenario, entry: DeploymentEntry, simulate: bool) -
 
 def _build_columns(candidate: Candidate) -> Answer:
     """Return the columns of a candidate and of its prediction."""
-    deployment = candidate.deployment
+    deployment, month = candidate.deployment, candidate.prediction.usd_per_month
     verdict = (
         "nothing_meets"
         if not candidate.is_feasible
@@ -342,4 +342,5 @@ def _build_columns(candidate: Candidate) -> Answer:
         "misses": "; ".join(candidate.violations),
         "margin": candidate.limit_utilization,
         **build_output_row(candidate.prediction),
+        "usd_per_month": month.mid if month else None,
     }

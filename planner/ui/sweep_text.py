@@ -37,10 +37,13 @@ def format_sweep(
     style = style or TerminalStyle()
     known = list_columns(points)
     fields = [name for name in known if name.startswith("set.")]
-    columns = ("cheapest", "probability", "gpu", "gpus_rented", "layout", "usd_per_hour", *metrics)
+    columns = ("cheapest", "probability", "gpu", "gpus_rented", "layout", "usd_per_month", *metrics)
     shown = [name for name in columns if name in known or name == "layout"]
     heads = [*(name.removeprefix("set.") for name in fields), "verdict"]
-    heads += [name.replace("_ms_", " ms ").replace("_", " ") for name in shown]
+    heads += [
+        name.replace("usd_per_month", "USD/month").replace("_ms_", " ms ").replace("_", " ")
+        for name in shown
+    ]
     rows: list[Sequence[str]] = [[*heads, style.choose("● used ▏ limit", "o used | limit")]]
     for row in points[:max_rows]:
         cells = [format_setting(row.get(name)) for name in fields]
@@ -92,6 +95,8 @@ def format_setting(value: object) -> str:
 def _format_figure(name: str, value: object) -> str:
     if name == "probability" and isinstance(value, float):
         return format_probability(value)
+    if name == "usd_per_month" and isinstance(value, float):
+        return format_usd(value)
     return _format_cell(value)
 
 
@@ -111,12 +116,12 @@ def _summarize(points: Sequence[Mapping[str, object]]) -> str:
     prices = [
         price
         for row, word in zip(points, words, strict=True)
-        if word == "holds" and isinstance(price := row.get("usd_per_hour"), float) and price >= 0
+        if word == "holds" and isinstance(price := row.get("usd_per_month"), float) and price >= 0
     ]
     loads = {"set.workload.rate", "set.workload.concurrency"}
     if not prices or not loads.isdisjoint(list_columns(points)):  # the least load is the cheapest
         return text
-    return f"{text} The cheapest that meets the targets costs {format_usd(min(prices))}/h."
+    return f"{text} The cheapest that meets the targets costs {format_usd(min(prices))}/month."
 
 
 def _is_estimate(row: Mapping[str, object]) -> bool:

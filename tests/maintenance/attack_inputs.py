@@ -531,7 +531,7 @@ def points(rng: random.Random, folder: Path) -> Any:
 def fleet(rng: random.Random, folder: Path) -> Any:
     """A fleet of scenarios whose candidates are given."""
     data = {"scenarios": ["chat-70b", "edge-8b-24gb"], "stock": {"H100-SXM": 8, "L4": 4}, "growth": 1.3,
-            "usd_per_hour_at_most": 100, "power_at_most": 9000}  # fmt: skip
+            "usd_per_month_at_most": 73_000, "power_at_most": 9000}  # fmt: skip
     path = written(folder / "fleet.yaml", yaml.safe_dump(spoilt(data, rng)), rng)
     plan = small_plan()
     assert plan.chosen

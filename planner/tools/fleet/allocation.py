@@ -21,6 +21,7 @@ from planner.core.errors import PlannerError
 from planner.core.progress import get_progress_watch, is_out_of_time, try_each
 from planner.core.readers import read_yaml
 from planner.hardware.gpus import get_gpu
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.candidate import Candidate
 from planner.planning.max_load import find_max_load, get_figure, get_load_kind
 from planner.planning.plan import Plan
@@ -44,7 +45,7 @@ class FleetEntry(StrictEntry):
         dict[GpuKind, Annotated[int, Field(ge=0, le=MAX_GPUS_PER_KIND)]], Field(min_length=1)
     ]
     owned: tuple[GpuKind, ...] = ()
-    usd_per_hour_at_most: PositiveNumber = math.inf
+    usd_per_month_at_most: PositiveNumber = math.inf
     power_at_most: PositiveNumber = math.inf
     growth: Annotated[float, Field(gt=1, le=100)] = 1.3
 
@@ -203,7 +204,7 @@ def allocate_stock(
     ).T
     one_each = [[name == own for name, _ in pairs] for own in fleet.options]
     used = [[o.gpus * (o.gpu == kind) for _, o in pairs] for kind in fleet.entry.stock]
-    most = [fleet.entry.usd_per_hour_at_most, fleet.entry.power_at_most]
+    most = [fleet.entry.usd_per_month_at_most / HOURS_PER_MONTH, fleet.entry.power_at_most]
     result = milp(
         usd + doubt_usd * doubts + GPU_USD * gpus,
         integrality=1,

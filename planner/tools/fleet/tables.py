@@ -181,7 +181,7 @@ def describe_limits(plan: FleetPlan, load: float) -> str:
             f"the stock of {kind}": plan.with_limits(stock={**stock, kind: MAX_GPUS_PER_KIND})
             for kind in stock
         },
-        "the budget": plan.with_limits(usd_per_hour_at_most=math.inf),
+        "the budget": plan.with_limits(usd_per_month_at_most=math.inf),
         "the power": plan.with_limits(power_at_most=math.inf),
     }
     limits = [name for name, other in relaxed.items() if allocate_stock(other, load)]
