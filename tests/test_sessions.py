@@ -17,7 +17,7 @@ from planner.planning.search import search_analytically
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
 from planner.workload.request_generator import build_segment_blocks, build_session_blocks
-from planner.workload.sessions import SessionTrace
+from planner.workload.sessions import SessionTrace, scale_sessions
 
 CHAT: dict[str, Any] = {
     "users": 150,
@@ -67,7 +67,7 @@ def plain_lru(trace: SessionTrace, engine: int, engines: int, tokens: int, size:
     for i in np.flatnonzero(trace.session % engines == engine):
         session, prompt = int(trace.session[i]), int(trace.prompt[i])
         blocks = [
-            (-1 if (k + 1) * size <= trace.system_tokens else session, k)
+            (-1 if (k + 1) * size <= trace.sessions.system_tokens else session, k)
             for k in range((prompt + int(trace.output[i])) // size)
         ]
         whole = blocks[: prompt // size]
@@ -191,6 +191,35 @@ def test_host_memory_is_tried_where_the_version_has_it(version: str, sizes: set[
         for each in (usual, *tiers)
     ]
     assert all(hits[0] < hit - 0.05 for hit in hits[1:]), "host memory keeps more than the pool"
+
+
+def test_more_users_think_as_long() -> None:
+    """At twice the rate there are twice the sessions at once; nobody hurries."""
+    load, calm = scenario_of(CHAT).workload, trace_of(CHAT)
+    busy = scale_sessions(load, 2 * calm.rate).trace
+    assert isinstance(busy, SessionTrace) and busy.sessions.users == pytest.approx(300, rel=0.03)
+    assert busy.rate == pytest.approx(2 * calm.rate, rel=0.03)
+
+    def measure_pause(trace: SessionTrace) -> float:
+        order = np.argsort(trace.session, kind="stable")
+        same = np.diff(trace.session[order]) == 0
+        return float(np.diff(trace.arrival[order])[same].mean())
+
+    assert measure_pause(busy) == pytest.approx(measure_pause(calm), rel=0.03)
+
+
+def test_users_may_be_the_question() -> None:
+    """What is found is kept by a plan of so many users, and a third more have none on these GPUs."""
+    question = scenario_of({**CHAT, "users": "max"})
+    found = search_analytically(replace(question, gpus=(replace(question.gpus[0], max_gpus=1),)))
+    most = found.scenario.workload.trace.sessions.users
+    assert found.chosen and most > 20
+    for share, holds in ((0.99, True), (1.33, False)):
+        asked = scenario_of({**CHAT, "users": share * most})
+        plan = search_analytically(replace(asked, gpus=(replace(asked.gpus[0], max_gpus=1),)))
+        assert bool(plan.chosen and plan.chosen.is_confident) == holds
+    with pytest.raises(PlannerError, match="max asks for a steady load"):
+        scenario_of({**CHAT, "users": "max"}, office_hours=[9, 18])
 
 
 def test_sessions_with_office_hours_are_planned_for_those_hours() -> None:

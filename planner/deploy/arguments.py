@@ -87,5 +87,8 @@ def format_argument(word: Argument, dialect: Dialect = DISPLAY) -> str:
 
 def format_for_pod(word: Argument, renamed: Mapping[str, str]) -> str:
     """Format an argument for Kubernetes: $(NAME), and $$ for a dollar of the text."""
-    named = {EnvVariable: lambda variable: f"$({renamed.get(variable.name, variable.name)})"}
-    return format_argument(word, COMPOSE | named)
+    named: Dialect = {
+        **COMPOSE,
+        EnvVariable: lambda variable: f"$({renamed.get(variable.name, variable.name)})",
+    }
+    return format_argument(word, named)

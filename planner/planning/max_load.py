@@ -18,6 +18,7 @@ from planner.planning.scenario import Scenario
 from planner.planning.scenario_schema import OpenFigure
 from planner.planning.slo import compute_asked_tolerance, compute_tolerance
 from planner.planning.tolerance import EvaluationStore, simulate_candidate, state_deployment
+from planner.workload.sessions import scale_sessions
 
 LOAD_PRECISION = 1.01
 """A largest load is found to 1%, and is never above what meets the targets."""
@@ -142,7 +143,7 @@ def set_figure(scenario: Scenario, kind: OpenFigure, value: float) -> Scenario:
     if kind == "limit":
         targets = (replace(targets[0], seconds=float(f"{1 / value:.12g}")), *targets[1:])
     elif kind == "rate":
-        workload = replace(workload, rate=value)
+        workload = scale_sessions(workload, value)
     else:
         workload = replace(workload, concurrency=max(int(value), 1))
     return replace(scenario, workload=workload, slo_targets=targets, open_figure=None)

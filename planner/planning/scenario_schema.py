@@ -160,7 +160,7 @@ def _accept_range(value: object, validate: Callable[[object], float]) -> float |
 class SessionsEntry(StrictEntry):
     """Chats or agents: each turn repeats the turns before it, and comes after a time to think."""
 
-    users: PositiveNumber | None = None
+    users: Annotated[PositiveNumber, _accept_word("max")] | None = None
     per_hour: PositiveNumber | None = None
     turns: LengthsEntry
     system_tokens: NonNegativeCount = 0
@@ -273,7 +273,8 @@ class WorkloadEntry(StrictEntry):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         given = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        given |= {f"{name}: max" for name in given if getattr(self, name) == OPEN_FIGURE}
+        is_open = {"rate: max"} if self.sessions and self.sessions.users == OPEN_FIGURE else set()
+        given |= is_open | {f"{name}: max" for name in given if getattr(self, name) == OPEN_FIGURE}
         for fields, excluded, reason in EXCLUDED_FIELDS:
             if fields & given and (others := excluded & given):
                 raise ValueError(f"{reason}: leave out {', '.join(sorted(others))}")
@@ -457,12 +458,15 @@ class ScenarioEntry(StrictEntry):
     @property
     def open_figure(self) -> OpenFigure | None:
         """Which figure is the question, if any; `PlannerError` where two are."""
-        limits = [limit for ats in self.service_level.values() for limit in ats.values()]
-        open_figures: list[OpenFigure] = ["limit"] * limits.count(OPEN_FIGURE)
-        if self.workload.rate == OPEN_FIGURE:
-            open_figures.append("rate")
-        if self.workload.concurrency == OPEN_FIGURE:
-            open_figures.append("concurrency")
+        open_figures: list[OpenFigure] = [
+            "limit" for ats in self.service_level.values() for each in ats.values() if each == OPEN_FIGURE
+        ]  # fmt: skip
+        load, sessions = self.workload, self.workload.sessions
+        loads: dict[OpenFigure, tuple[object, ...]] = {
+            "rate": (load.rate, sessions and sessions.users),
+            "concurrency": (load.concurrency,),
+        }
+        open_figures += [kind for kind, values in loads.items() if OPEN_FIGURE in values]
         if len(open_figures) > 1:
             raise PlannerError("only one figure can be the question: one max, or one best")
         return next(iter(open_figures), None)

@@ -157,7 +157,7 @@ def _draw_sessions(entry: WorkloadEntry, given: SessionsEntry, longest: float) -
                 _parse_lengths(given.output_tokens, "output", limit, None),
                 _parse_spread(given.think_seconds, "think_seconds", 1e3, build_exponential),
                 limit,
-                given.users,
+                100.0 if given.users == OPEN_FIGURE else given.users,  # the question, as a rate's
                 given.per_hour,
                 given.answer_seconds,
             )

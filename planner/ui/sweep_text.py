@@ -1,7 +1,7 @@
 """Format a sweep for the terminal: how many points meet the targets, then the first rows."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.core.files import list_columns
@@ -93,11 +93,15 @@ def format_setting(value: object) -> str:
 
 
 def _format_figure(name: str, value: object) -> str:
-    if name == "probability" and isinstance(value, float):
-        return format_probability(value)
-    if name == "usd_per_month" and isinstance(value, float):
-        return format_usd(value)
-    return _format_cell(value)
+    formats: dict[str, Callable[[float], str]] = {
+        "probability": format_probability,
+        "usd_per_month": format_usd,
+    }
+    return (
+        formats[name](value)
+        if name in formats and isinstance(value, float)
+        else _format_cell(value)
+    )
 
 
 def _summarize(points: Sequence[Mapping[str, object]]) -> str:

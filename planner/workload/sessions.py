@@ -1,7 +1,7 @@
 """Draw sessions of turns: chats and agents, whose every prompt repeats the turns before it."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Self
@@ -13,6 +13,7 @@ from planner.core.number_format import format_number
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.request_generator import BlockContents, build_session_blocks
 from planner.workload.traces import Trace
+from planner.workload.workload import Workload
 
 NUM_COUNTED_REQUESTS, MAX_WARMUP_REQUESTS = 10_000, 100_000
 """Requests that are planned, and the most before them, in which the first sessions grow."""
@@ -52,7 +53,7 @@ class Sessions:
         return self.answer_s or FIRST_TOKEN_S + OUTPUT_TOKEN_S * self.output.mean
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SessionTrace(Trace):
     """Requests of sessions in order of arrival; `session` [n] is the number of each one's session.
 
@@ -60,9 +61,8 @@ class SessionTrace(Trace):
     session stays with one replica, as behind a router with session affinity.
     """
 
-    session: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    system_tokens: int = 0
-    answer_s: float = 0.0  # expected mean
+    session: np.ndarray
+    sessions: Sessions
 
     @property
     def has_block_ids(self) -> bool:
@@ -84,7 +84,11 @@ class SessionTrace(Trace):
     def build_blocks(self, rows: np.ndarray | slice, block_size: int) -> BlockContents:
         """Return the blocks of the requests `rows`."""
         return build_session_blocks(
-            self.session[rows], self.system_tokens, self.prompt[rows], self.output[rows], block_size
+            self.session[rows],
+            self.sessions.system_tokens,
+            self.prompt[rows],
+            self.output[rows],
+            block_size,
         )
 
     @cached_property
@@ -97,7 +101,7 @@ class SessionTrace(Trace):
         """Fraction of prompt tokens that an earlier request has, as an unlimited cache hits."""
         order = np.argsort(self.session, kind="stable")
         session, total = self.session[order], (self.prompt + self.output)[order]
-        known = np.full(len(order), self.system_tokens)
+        known = np.full(len(order), self.sessions.system_tokens)
         known[1:] = np.where(session[1:] == session[:-1], total[:-1], known[1:])
         counted = order >= self.num_uncounted
         return float(known[counted].sum() / self.prompt[order][counted].sum())
@@ -119,8 +123,8 @@ class SessionTrace(Trace):
     def assumptions(self) -> tuple[str, ...]:
         """What is assumed of the sessions, in sentences."""
         return (
-            f"A prompt follows {format_number(self.answer_s)} s after the one before, the expected mean time of"
-            " an answer, and the time to think; slower answers would slow their sessions down. A"
+            f"A prompt follows {format_number(self.sessions.mean_answer_s)} s after the one before, the expected mean"
+            " time of an answer, and the time to think; slower answers would slow their sessions down. A"
             " session stays with one replica (session affinity).",
         )
 
@@ -143,7 +147,21 @@ def build_exponential(mean: float) -> LengthDistribution:
     return LengthDistribution.from_samples(-mean * np.log((np.arange(1000) + 0.5) / 1000))
 
 
-@lru_cache(maxsize=64)
+def scale_sessions(workload: Workload, rate: float) -> Workload:
+    """Return the workload at another rate: of more or fewer sessions, each of which thinks as long.
+
+    Other workloads have the same requests, sooner or later.
+    """
+    trace = workload.trace
+    if not isinstance(trace, SessionTrace):
+        return replace(workload, rate=rate)
+    given, factor = trace.sessions, rate / trace.rate
+    load = {name: n * factor for name in ("users", "per_hour") if (n := getattr(given, name))}
+    drawn = Workload.from_trace(draw_session_trace(replace(given, **load)), rate)
+    return replace(drawn, adapters=workload.adapters, adapter_zipf=workload.adapter_zipf)
+
+
+@lru_cache(maxsize=8)
 def draw_session_trace(sessions: Sessions) -> SessionTrace:
     """Draw the requests of `sessions`: some in which the first sessions grow, then those planned.
 
@@ -173,9 +191,7 @@ def draw_session_trace(sessions: Sessions) -> SessionTrace:
     return SessionTrace(
         Path("sessions"), arrival, prompt[order], output[order],
         num_uncounted=int(np.searchsorted(arrival, warmup_s)),
-        session=session[order],
-        system_tokens=sessions.system_tokens,
-        answer_s=sessions.mean_answer_s,
+        session=session[order], sessions=sessions,
     )  # fmt: skip
 
 

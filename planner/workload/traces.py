@@ -1,11 +1,9 @@
 """Read request traces: CSV or JSON lines of times, prompt and output tokens under common names."""
 
 import csv
-import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,7 +11,7 @@ from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, Self, TextIO
+from typing import Any, Self, TextIO
 
 import numpy as np
 
@@ -197,7 +195,7 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace: CSV (comma, semicolon or tab) or JSON (lines), possibly gzipped.
+    """Read a trace: CSV (comma, semicolon or tab) or JSON (lines).
 
     Times are seconds from any start, ms, us or ns if the field's name or the size of an epoch says
     so, or ISO dates. Requests without an output token are left out. Raises `PlannerError` naming
@@ -206,7 +204,8 @@ def read_trace(path: str | Path) -> Trace:
     """
     path = Path(path)
     try:
-        with _open_text(path) as file:
+        binary = open_bounded(path, MAX_TRACE_BYTES, "the trace ")
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
             head = file.readline(MIB).strip()
             file.seek(0)
             return (_read_jsonl_trace if head.startswith(("{", "[")) else _read_csv_trace)(
@@ -214,26 +213,10 @@ def read_trace(path: str | Path) -> Trace:
             )
     except PlannerError:
         raise
-    except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise PlannerError(
             f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}"
         ) from None
-
-
-def _open_text(path: Path) -> TextIO:
-    """Open the text of `path`, uncompressed if it is gzipped."""
-    file: IO[bytes] = open_bounded(path, MAX_TRACE_BYTES, "the trace ")
-    packed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    if packed:
-        with file, gzip.GzipFile(fileobj=file) as inside:
-            file = io.BytesIO(inside.read(MAX_TRACE_BYTES + 1))
-        if len(file.getbuffer()) > MAX_TRACE_BYTES:
-            raise PlannerError(
-                f"{path.name} unpacks to more than {MAX_TRACE_BYTES // MIB} MiB; cut it to its"
-                " busiest hours"
-            )
-    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
 def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:

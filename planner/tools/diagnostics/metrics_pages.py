@@ -364,7 +364,7 @@ def _subtract_histograms(
     )
 
 
-LOG_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz")
+LOG_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
 """Suffixes of access logs; any other file is a page."""
 
 

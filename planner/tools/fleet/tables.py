@@ -33,8 +33,7 @@ def describe_runs(allocation: Allocation | None) -> dict[str, str]:
 
 def _sum_usd(allocation: Allocation | None) -> float:
     """Sum what all run on costs, USD a month."""
-    hourly = math.fsum(option.usd_per_hour for option in (allocation or {}).values())
-    return hourly * HOURS_PER_MONTH
+    return HOURS_PER_MONTH * math.fsum(each.usd_per_hour for each in (allocation or {}).values())
 
 
 def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
