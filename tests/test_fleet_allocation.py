@@ -3,6 +3,7 @@
 import math
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def option(
 ) -> FleetOption:
     plan = small_plan()
     assert plan.chosen
-    return FleetOption(plan, plan.chosen, gpu, gpus, usd, watts, p, most)
+    own = replace(plan.chosen.deployment, machine_sizes=())
+    return FleetOption(plan, replace(plan.chosen, deployment=own), gpu, gpus, usd, watts, p, most)
 
 
 def fleet(
@@ -183,7 +185,9 @@ def test_a_fleet_is_its_scenarios_plans_side_by_side(tmp_path: Path) -> None:
     assert chosen and chosen.usd_per_hour and grown
     assert chosen.usd_per_hour - CENT <= grown["a"].usd_per_hour <= 1.5 * chosen.usd_per_hour
     # on a machine of one's own they lie beside each other
-    owned = plan.with_limits(owned=("L40S",))
+    path.write_text(f"{path.read_text()}owned: [L40S]\n")
+    owned = plan_fleet(path)
+    assert "rented" not in fleet_tables.format_fleet_plan(owned)
     stub = tmp_path / "vllm"
     stub.write_text('#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES $*"\n')
     stub.chmod(0o755)
@@ -204,7 +208,8 @@ def test_a_fleet_is_its_scenarios_plans_side_by_side(tmp_path: Path) -> None:
             taken += started[0].split(",")
             ports.append(int(started[started.index("--port") + 1]))
             assert str(composed[f"serve-{replica}"]["ports"][0]).startswith(f"{ports[-1]}:")
-    assert sorted(taken) == sorted(map(str, range(2 * gpus)))
+    used = sum(option.gpus for option in (owned.current or {}).values())
+    assert used >= 2 * gpus and sorted(taken) == sorted(map(str, range(used)))
     assert len({*ports}) == len(ports) and min(ports) == 8000
 
 

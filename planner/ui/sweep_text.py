@@ -11,7 +11,7 @@ from planner.core.text import format_columns, format_count
 from planner.engines.layout import ParallelLayout
 from planner.ui.terminal import TerminalStyle
 
-VERDICT_WORDS = {"at_risk": "at risk", "nothing_meets": "nothing meets"}
+VERDICT_WORDS = {"holds": "meets targets", "at_risk": "at risk", "nothing_meets": "misses"}
 """How the table's verdicts are written where there is room."""
 DEFAULT_METRICS = ("ttft_ms_p95", "tpot_ms_p95")
 BAR_COLUMNS = 16
@@ -44,7 +44,7 @@ def format_sweep(
         name.replace("usd_per_month", "USD/month").replace("_ms_", " ms ").replace("_", " ")
         for name in shown
     ]
-    rows: list[Sequence[str]] = [[*heads, style.choose("● used ▏ limit", "o used | limit")]]
+    rows: list[Sequence[str]] = [[*heads, style.choose("● of the tightest ▏ limit", "o of the tightest | limit")]]
     for row in points[:max_rows]:
         cells = [format_setting(row.get(name)) for name in fields]
         cells.append(f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}")
@@ -108,8 +108,8 @@ def _summarize(points: Sequence[Mapping[str, object]]) -> str:
     """Count the points by verdict, and name the cheapest that meets the targets."""
     words = [_describe_verdict(row) for row in points]
     forms = {
-        "holds": ("meets the targets", "meet the targets"),
-        "nothing meets": ("misses one", "miss one"),
+        "meets targets": ("meets the targets", "meet the targets"),
+        "misses": ("misses one", "miss one"),
         "error": ("error", "errors"),
     }
     counts = ", ".join(
@@ -120,7 +120,7 @@ def _summarize(points: Sequence[Mapping[str, object]]) -> str:
     prices = [
         price
         for row, word in zip(points, words, strict=True)
-        if word == "holds" and isinstance(price := row.get("usd_per_month"), float) and price >= 0
+        if word == "meets targets" and isinstance(price := row.get("usd_per_month"), float) and price >= 0
     ]
     loads = {"set.workload.rate", "set.workload.concurrency"}
     if not prices or not loads.isdisjoint(list_columns(points)):  # the least load is the cheapest

@@ -146,11 +146,16 @@ def plan_on_gpu(
 
     GPUs of one's own cost nothing more. Returns None if there was no time for all of it.
     """
-    named = (gpu for gpu in scenario.gpus if gpu.gpu.name == kind)
+    named = next(
+        (each for each in scenario.gpus if each.gpu.name == kind),
+        CandidateGpu(get_gpu(kind), count),
+    )
+    # machines of one's own are not rented whole
+    own = {"gpu": replace(named.gpu, sold_in=()), "sold_in": ()} if is_owned else {}
     plan = search_deployments(
         replace(
             scenario,
-            gpus=(replace(next(named, CandidateGpu(get_gpu(kind), count)), max_gpus=count),),
+            gpus=(replace(named, max_gpus=count, **own),),
             daily_profile=None,
             allow_disaggregation=False,
         )
@@ -173,7 +178,7 @@ def plan_on_gpu(
         options.append(
             FleetOption(
                 plan, candidate, kind,
-                deployment.num_gpus if is_owned else deployment.num_gpus_billed, usd,
+                deployment.num_gpus_billed, usd,
                 power.mid if power else 0.0, candidate.probability, max(most / today, 1.0),
                 deployment.layout.replicas,
             )
@@ -254,8 +259,6 @@ def build_member_plans(fleet: FleetPlan) -> dict[str, Plan]:
             option.candidate.deployment,
             machines[option.gpu],
         )
-        if option.gpu in fleet.entry.owned:
-            placed = replace(placed, machine_sizes=())
         if not placed.machines:
             node = placed.gpus_per_node
             at = next((k for k, gpus in enumerate(used) if gpus + option.gpus <= node), len(used))

@@ -1,13 +1,16 @@
 """Tabulate and describe a fleet plan: its allocation, growth, and what one more GPU does."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 
+from planner.answers import words
+from planner.answers.answer import build_offer
 from planner.core.number_format import format_probability, format_usd
 from planner.core.text import format_columns
 from planner.hardware.prices import HOURS_PER_MONTH
-from planner.planning.candidate import PROBABILITY_TIE, describe_deployment
+from planner.planning.candidate import PROBABILITY_TIE
 from planner.planning.scenario_schema import MAX_GPUS_PER_KIND
 from planner.tools.fleet.allocation import (
     DOUBT_USD,
@@ -19,15 +22,17 @@ from planner.tools.fleet.allocation import (
     find_max_growth,
 )
 
-FREE_GPU_LABEL, LOAD_COLUMN = "free", "every load, times"
-"""Owner of the GPUs that no scenario uses; the column of loads."""
+LOAD_COLUMN = "every load, times"
 
 
 def describe_runs(allocation: Allocation | None) -> dict[str, str]:
     """Describe what each scenario runs on."""
     return {
-        name: describe_deployment(option.candidate.deployment.with_replicas(option.replicas))
+        name: words.describe_offer(
+            replace(offer, deployment=offer.deployment.with_replicas(option.replicas))
+        )
         for name, option in (allocation or {}).items()
+        for offer in [build_offer(option.plan.scenario, option.candidate)]
     }
 
 
@@ -39,7 +44,7 @@ def _sum_usd(allocation: Allocation | None) -> float:
 def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
     """Return a row per scenario; none if the fleet is infeasible.
 
-    Up to `confident up to` the replicas meet the targets as probably as the scenario asks for.
+    Up to `its load may grow to` the replicas meet the targets as probably as the scenario asks for.
     """
     rows = [
         (
@@ -62,7 +67,7 @@ def build_allocation_table(plan: FleetPlan) -> pd.DataFrame:
             "USD/month",
             "likely",
             "of usable capacity",
-            "confident up to",
+            "its load may grow to",
         ],
     )
 
@@ -71,8 +76,7 @@ def build_gpu_usage_table(plan: FleetPlan) -> pd.DataFrame:
     """Return the GPUs by kind and by scenario, with those that are free."""
     used = [(each.gpu, name, each.gpus) for name, each in (plan.current or {}).items()]
     free = [
-        (kind, FREE_GPU_LABEL, count - plan.count_used(kind))
-        for kind, count in plan.entry.stock.items()
+        (kind, "free", count - plan.count_used(kind)) for kind, count in plan.entry.stock.items()
     ]
     return pd.DataFrame([*used, *free], columns=["GPU", "who", "GPUs"])
 
@@ -125,17 +129,17 @@ def summarize_fleet(plan: FleetPlan) -> str:
         f"{plan.count_used(kind)} of {count} {'owned ' * (kind in plan.entry.owned)}{kind}"
         for kind, count in plan.entry.stock.items()
     )
-    watts = math.fsum(option.watts for option in plan.current.values())
     return (
-        f"Every scenario is served for {format_usd(_sum_usd(plan.current))}/month and {watts:,.0f} W on average,"
+        f"Every scenario is served for {format_usd(_sum_usd(plan.current))}/month and"
+        f" {math.fsum(option.watts for option in plan.current.values()):,.0f} W on average,"
         f" on {stock}. Likely to meet every target: {_describe_odds(plan.current)}."
     )
 
 
 def _describe_odds(allocation: Allocation) -> str:
-    each = [f"{name} {format_probability(one.probability)}" for name, one in allocation.items()]
-    least = math.prod(option.probability for option in allocation.values())
-    return f"{', '.join(each)}; all together at least {format_probability(least)}"
+    odds = {name: one.probability for name, one in allocation.items()}
+    odds["all together at least"] = math.prod(odds.values())
+    return ", ".join(f"{name} {format_probability(each)}" for name, each in odds.items())
 
 
 def describe_safer(plan: FleetPlan) -> str:
