@@ -205,7 +205,7 @@ def test_what_is_not_written_for_pools_is_said() -> None:
     best = plan_of(*CHEAPER[0]).chosen.prediction
     kinds = ("alerts", "dashboard", "compose", "kubernetes", "runpod")
     assert set(explain_unsupported_kinds(best, ("script", *kinds))) == set(kinds)
-    with pytest.raises(PlannerError, match="files: not compose: it is not written for pools"):
+    with pytest.raises(PlannerError, match="files: not compose: pools have none"):
         render_artifacts(best, (), wanted=("compose",))
 
 

@@ -121,7 +121,7 @@ def _list_rules(launch: LaunchSpec) -> list[tuple[str, object, str]]:
             "kubernetes", any(variable.times != 1 for variable in variables.values()),
             "a pod cannot count in NODE_RANK: this version needs serve.sh on each node",
         ),
-        *((kind, launch.role, "it is not written for pools") for kind in kinds),
+        *((kind, launch.role, "pools have none") for kind in kinds),
     ]  # fmt: skip
 
 

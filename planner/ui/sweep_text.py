@@ -44,7 +44,9 @@ def format_sweep(
         name.replace("usd_per_month", "USD/month").replace("_ms_", " ms ").replace("_", " ")
         for name in shown
     ]
-    rows: list[Sequence[str]] = [[*heads, style.choose("● of the tightest ▏ limit", "o of the tightest | limit")]]
+    rows: list[Sequence[str]] = [
+        [*heads, style.choose("● of the tightest ▏ limit", "o of the tightest | limit")]
+    ]
     for row in points[:max_rows]:
         cells = [format_setting(row.get(name)) for name in fields]
         cells.append(f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}")
@@ -120,7 +122,9 @@ def _summarize(points: Sequence[Mapping[str, object]]) -> str:
     prices = [
         price
         for row, word in zip(points, words, strict=True)
-        if word == "meets targets" and isinstance(price := row.get("usd_per_month"), float) and price >= 0
+        if word == "meets targets"
+        and isinstance(price := row.get("usd_per_month"), float)
+        and price >= 0
     ]
     loads = {"set.workload.rate", "set.workload.concurrency"}
     if not prices or not loads.isdisjoint(list_columns(points)):  # the least load is the cheapest
