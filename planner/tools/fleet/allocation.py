@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -151,7 +151,7 @@ def plan_on_gpu(
         CandidateGpu(get_gpu(kind), count),
     )
     # machines of one's own are not rented whole
-    own = {"gpu": replace(named.gpu, sold_in=()), "sold_in": ()} if is_owned else {}
+    own: dict[str, Any] = {"gpu": replace(named.gpu, sold_in=()), "sold_in": ()} if is_owned else {}
     plan = search_deployments(
         replace(
             scenario,
