@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from planner import __version__
 from planner.core.errors import PlannerError, find_closest
 from planner.core.readers import read_yaml
-from planner.core.redaction import quote_value
+from planner.core.redaction import quote_name, quote_value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -101,9 +101,11 @@ def _describe_problem(
         return f"{location}, field {field}: field is missing", ""
     if problem["type"] == "extra_forbidden":
         *parents, unknown = problem["loc"]
-        at_hand = _find_type_at(entry_type, parents)
-        hint, listed = _suggest_field(at_hand, str(unknown), _find_fields(entry_type, str(unknown)))
-        return f"{location}, field {field}: unknown field{hint}", listed
+        hint, listed = _suggest_field(
+            _find_type_at(entry_type, parents), str(unknown), _find_fields(entry_type, str(unknown))
+        )
+        shown = [*map(str, path[:-1]), str(unknown) if hint else quote_name(str(unknown))]
+        return f"{location}, field {'.'.join(shown)}: unknown field{hint}", listed
     value = problem["input"]
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
         known = sorted(_find_type_at(entry_type, path).model_fields)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from unicodedata import category
 
-from planner.core.redaction import redact_text
+from planner.core.redaction import quote_name, redact_text
 from planner.core.text import escape_to_one_line
 
 MAX_PROBLEM_LETTERS = 4000
@@ -37,8 +37,9 @@ def add_error_context(location: str) -> Iterator[None]:
     try:
         yield
     except PlannerError as error:
-        problems = [f"{location}: {problem}" for problem in error.problems]
-        raise PlannerError(f"{location}: {error}", problems) from None
+        raise PlannerError(
+            f"{location}: {error}", [f"{location}: {problem}" for problem in error.problems]
+        ) from None
 
 
 @contextmanager
@@ -98,15 +99,14 @@ def make_unknown_name_error(
     """Build the error for an unknown name, with the nearest known names or, if few, all of them."""
     known_names = sorted(known_names)
     near = find_near_names(name, known_names, min_similarity)
-    listed = (
-        f"known: {', '.join(known_names)}" if len(known_names) <= 12 else "nothing like it is known"
-    )
     hint = (
         f"did you mean {', '.join(near[:-1])}{' or ' * (len(near) > 1)}{near[-1]}?"
         if near
-        else listed
+        else f"known: {', '.join(known_names)}"
+        if len(known_names) <= 12
+        else "nothing like it is known"
     )
-    return PlannerError(f"unknown {kind} {name!r}; {hint}")
+    return PlannerError(f"unknown {kind} {name if near else quote_name(name)!r}; {hint}")
 
 
 def validate_unicode_text(value: object, kind: str) -> str:

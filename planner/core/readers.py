@@ -15,7 +15,7 @@ import yaml
 
 from planner.core.errors import PlannerError
 from planner.core.files import check_finished, make_file_error
-from planner.core.redaction import MASK
+from planner.core.redaction import MASK, quote_name
 from planner.core.units import MIB
 
 MAX_NESTING_DEPTH = 100
@@ -158,7 +158,7 @@ def _reject_duplicate_keys(keys: Iterable[yaml.Node]) -> None:
     for key in keys:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
-                raise _make_yaml_error(f"{key.value:.60} is given twice", key)
+                raise _make_yaml_error(f"{quote_name(key.value)} is given twice", key)
             seen.add(key.value)
 
 
@@ -236,6 +236,11 @@ def _build_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object; raise `ValueError` for a duplicate key."""
     json_object = dict(pairs)
     if len(json_object) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise ValueError(f"{twice!r:.60} is given twice")
+        raise ValueError(
+            next(
+                f"{quote_name(key)!r} is given twice"
+                for number, (key, _) in enumerate(pairs)
+                if key in dict(pairs[:number])
+            )
+        )
     return json_object

@@ -24,6 +24,9 @@ _HARMLESS_NAME = re.compile(
     r"|^--(?:no-)?(?:enable|disable|allow)-",
     re.IGNORECASE,
 )
+_PLAIN_NAME = re.compile(
+    r"[a-z]{1,20}(?:[_.-][a-z]{1,20}){0,5}|[\w.-]{1,60}/[\w.-]{1,80}|[\d.]{1,12}"
+)
 _SECRET_OPTIONS = ("--api-key", "--hf-token", "--admin-api-key")
 _MIN_ABBREVIATION = len("--api-")
 _ADDRESS_LOGIN = re.compile(r"(?<=[A-Za-z0-9+.-])(://)[^\s/@'\"]+@")
@@ -62,9 +65,8 @@ def is_secret_name(name: str) -> bool:
     is_abbreviated = len(spelled) >= _MIN_ABBREVIATION and any(
         option.startswith(spelled) for option in _SECRET_OPTIONS
     )
-    if is_abbreviated or _HARMLESS_NAME.search(spelled):
-        return is_abbreviated
-    return any(_SECRET_PART.fullmatch(part.lower()) for part in _NAME_PART.findall(name))
+    parts = () if _HARMLESS_NAME.search(spelled) else _NAME_PART.findall(name)
+    return is_abbreviated or any(_SECRET_PART.fullmatch(part.lower()) for part in parts)
 
 
 def redact_text(text: str) -> str:
@@ -77,9 +79,9 @@ def redact_text(text: str) -> str:
             or "=" in sign
             or (":" in sign and (len(name) > 5 or sign[0] != ":"))
         )
-        masked = is_given and is_secret_name(name) and not _is_placeholder(value)
-        shown = MASK if masked else _NAMED_VALUE.sub(mask_value, value)
-        return f"{name}{sign}{shown}"
+        if is_given and is_secret_name(name) and not _is_placeholder(value):
+            return f"{name}{sign}{MASK}"
+        return f"{name}{sign}{_NAMED_VALUE.sub(mask_value, value)}"
 
     text = _ADDRESS_SECRET.sub(rf"\1{MASK}", _ADDRESS_LOGIN.sub(rf"\1{MASK}@", text))
     return _NAMED_VALUE.sub(mask_value, _KNOWN_TOKENS.sub(MASK, text))
@@ -97,6 +99,11 @@ def quote_value(value: object) -> str:
         )
         return repr(value) if is_number and len(value) < 24 else f"'{MASK}'"
     return f"a {type(value).__name__}" if isinstance(value, Mapping | list | tuple) else repr(value)
+
+
+def quote_name(name: str) -> str:
+    """Return a name that nothing knows as an error shows it: plain words, numbers, and models; no other text."""
+    return name if _PLAIN_NAME.fullmatch(name) else MASK
 
 
 def redact_json(data: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic_core import core_schema
 
 from planner.core.errors import PlannerError
+from planner.core.redaction import quote_name
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -50,9 +51,8 @@ class Version:
     @lru_cache(maxsize=1024)
     def parse(cls, text: str) -> Self:
         """Parse text such as "v0.19.0", "0.15.2rc1.dev9" or "0.20.2+cu130", else `PlannerError`."""
-        match = _RELEASE_PATTERN.fullmatch(text.strip().lower())
-        if not match:
-            raise PlannerError(f"{text!r:.80} is not a version; write it like 0.20.2")
+        if not (match := _RELEASE_PATTERN.fullmatch(text.strip().lower())):
+            raise PlannerError(f"{quote_name(text)!r} is not a version; write it like 0.20.2")
         return cls(int(match[1]), int(match[2]), int(match[3] or 0), text.strip())
 
     @property

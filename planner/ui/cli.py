@@ -14,7 +14,7 @@ from contextlib import suppress
 from planner import __version__
 from planner.core.errors import PlannerError, require_extra
 from planner.core.files import get_report_date
-from planner.core.redaction import MASK
+from planner.core.redaction import MASK, quote_name
 from planner.core.text import get_program_name
 from planner.ui.commands import data, diagnostics, plans, tables
 from planner.ui.commands.options import print_message
@@ -78,7 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = build_parser()
         options, rest = parser.parse_known_args(arguments)
         if rest and not options.takes_rest(options):
-            names = (one.partition("=")[0] if one.startswith("-") else "..." for one in rest)
+            names = (
+                f"--{quote_name(one.partition('=')[0].lstrip('-'))}" if one[:1] == "-" else MASK
+                for one in rest
+            )
             parser.error(f"unrecognized arguments: {' '.join(names)[:300]}")
         options.rest = rest
         # a search makes many small objects and few cycles; the default costs a tenth of its time

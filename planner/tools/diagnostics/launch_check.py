@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from planner.tools.comparison import Column, ComparisonRow, ComparisonStatus, fo
 from planner.tools.diagnostics.diagnosis import MAX_LOG_BYTES, DiagnosisCase, find_failure_modes
 from planner.tools.diagnostics.metrics_pages import measure_replica, read_metrics_page
 from planner.tools.diagnostics.startup_log import (
+    LAYOUT_NAMES,
     StartupError,
     StartupLog,
     find_startup_errors,
@@ -36,7 +37,6 @@ MIN_HIT_FRACTION = 0.8
 """Of the planned prefix cache hits, or accepted drafts, below which they are fewer than planned."""
 MAX_MORE_PREEMPTIONS = 0.1
 """Preemptions of a request beyond the expected ones."""
-LAYOUT_NAMES = ("tp", "pp", "dp", "dcp")
 CHECK_COLUMNS = (
     Column("quantity", lambda row: row.title, "<44"),
     Column(
@@ -91,7 +91,7 @@ class LaunchCheck:
         told += [
             f"{name} is {value}, planned {ours[name]}"
             for name, value in logged.items()
-            if ours.get(name) is not None and not _is_equal(ours[name], value)
+            if ours.get(name) is not None and str(ours[name]) != str(value)
         ]
         failed = [row for row in self.checks if row.status == "FAIL"]
         if not told and self.live and (failed or not self.benchmarks):
@@ -208,13 +208,6 @@ class LaunchCheck:
         }
 
 
-def _is_equal(planned: object, logged: object) -> bool:
-    """Return whether a logged argument is the planned one, as its text rounds it."""
-    if isinstance(planned, float) and isinstance(logged, float | int):
-        return math.isclose(planned, logged, rel_tol=1e-3)
-    return str(planned) == str(logged)
-
-
 def check_launch(
     plan: str | Path,
     benchmarks: Sequence[Path] = (),
@@ -241,8 +234,6 @@ def check_launch(
         results = read_benchmark_results(benchmarks, served, prefix, to_fit=False)
     text = "" if log is None else read_text(Path(log), MAX_LOG_BYTES, errors="replace")
     started = parse_startup_log(text, knows_model=True) if text else None
-    if started:
-        started = replace(started, arguments={**started.arguments, **started.engine_args})
     if pages:
         read = [read_metrics_page(page) for page in pages]
         live = DiagnosisCase(measure_replica(read, deployment.engine.version, seconds), planned)

@@ -153,20 +153,6 @@ class LogExplanation:
         shifts = ", ".join(f"{term}: {size:g}" for term, size in rounded.items() if size)
         return f"memory_calibration: {{{shifts}}}" if shifts else ""
 
-    def to_rows(self) -> list[dict[str, object]]:
-        """Return the lines as rows by readable names."""
-        return [
-            {
-                "figure": line.name,
-                "unit": line.unit,
-                "planned": line.format_value(line.expected),
-                "logged": line.format_value(line.measured),
-                "logged - planned": line.difference_text,
-                "in its interval": line.status == "PASS",
-            }
-            for line in self.lines
-        ]
-
     def to_json(self) -> dict[str, object]:
         """Return the comparison as JSON: sizes in bytes, plans as [expected, low, high] of 80%."""
         return {
@@ -262,9 +248,6 @@ def infer_deployment(
             f" {chip.memory_bytes / GIB:.2f} GiB"
         )
     model = _resolve_logged_model(model_name, quantization, planned)
-    for size in ("tp", "pp", "dp", "dcp"):
-        if not isinstance(arguments.get(size, 1), int):
-            raise PlannerError(f"the log's {size} is {arguments[size]!r:.60}, not a whole number")
     if arguments.pop("enable_expert_parallel", False):
         arguments["ep"] = arguments.get("tp", 1) * arguments.get("dp", 1)
     if arguments.pop("enable_lora", False):
@@ -279,7 +262,6 @@ def infer_deployment(
             "engine_version": planned.engine.version,
             "memory_calibration": dict(planned.memory_calibration),
         }  # fmt: skip
-    arguments |= replace(log, arguments=arguments).engine_args
     if speculation is not None:
         method, draft, num_tokens = speculation
         draft_model = load_model(draft) if draft and draft != model_name else None

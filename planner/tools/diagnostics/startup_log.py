@@ -21,13 +21,14 @@ from planner.planning.scenario_schema import coerce_engine_args
 LOG_PHRASES: Mapping[str, Any] = read_yaml(CATALOG_DIR / "startup_log.yaml")
 COUNT_FIGURES: Mapping[str, list[str]] = LOG_PHRASES["counts"]
 """Figures that are not bytes."""
+LAYOUT_NAMES = ("tp", "pp", "dp", "dcp")
 _MIN_OVER_RANKS = ("free", "kv_available", *COUNT_FIGURES)
 """Figures of which the smallest over the ranks counts; of the others it is the largest."""
 _ARGUMENT_NAMES: Mapping[str, str] = LOG_PHRASES["arguments"]
 """Our names of arguments, by the engine's."""
 _ARGUMENT_NAME_PATTERN = f"({'|'.join(_ARGUMENT_NAMES)})"
 _ARGUMENT_PATTERN = re.compile(
-    rf"(?:\b{_ARGUMENT_NAME_PATTERN}['\"]?\s*[=:]\s*|Defaulting {_ARGUMENT_NAME_PATTERN} to )"
+    rf"(?:\b{_ARGUMENT_NAME_PATTERN}['\"]?\s*[=:(]\s*|Defaulting {_ARGUMENT_NAME_PATTERN} to )"
     r"(?='([^']{0,200})'|\"([^\"]{0,200})\"|([\w./+-]{0,199}[\w/]))"  # a full stop ends a sentence
 )
 _SPECULATION_PATTERNS = {
@@ -51,22 +52,12 @@ class StartupLog:
     failure: str
     """The error that ended the start; empty for a server that started."""
 
-    @property
-    def engine_args(self) -> Mapping[str, Any]:
-        """The engine's arguments by their types; `PlannerError` names a value that is none."""
-        given = {
-            name: value
-            for name, value in self.arguments.items()
-            if name in EngineArgs.__dataclass_fields__
-        }
-        with add_error_context("the log"):
-            return coerce_engine_args(given)
-
 
 def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
     """Read the text of a vLLM startup log; raise `PlannerError` if it states no figures.
 
-    One that ends in an error needs none, if it names its model or `knows_model` is true.
+    One that ends in an error needs none, if it names its model or `knows_model` is true. Of the
+    engine's arguments a value of another type raises it as well.
     """
     figures = {}
     for name, patterns in {**LOG_PHRASES["figures"], **COUNT_FIGURES}.items():
@@ -111,11 +102,15 @@ def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
             'no vLLM start-up figures found; lines such as "Available KV cache memory: ..."'
             " would be"
         )
-    return StartupLog(
-        figures,
-        {name: value for name, value in arguments.items() if value not in (None, "auto")},
-        failures[-1].strip() if failures else "",
-    )
+    arguments = {
+        name: value
+        for name, value in arguments.items()
+        if value not in (None, "auto") and (name not in LAYOUT_NAMES or isinstance(value, int))
+    }
+    given = {name: arguments[name] for name in arguments if name in EngineArgs.__dataclass_fields__}
+    with add_error_context("the log"):
+        arguments |= coerce_engine_args(given)
+    return StartupLog(figures, arguments, failures[-1].strip() if failures else "")
 
 
 def find_failures(text: str) -> list[str]:
@@ -127,19 +122,9 @@ def find_failures(text: str) -> list[str]:
 
 
 def _find_numbers(pattern: str, text: str) -> list[str]:
-    """Return the numbers that `pattern` matches.
-
-    It is tried only around the first 1,000 occurrences of its longest plain phrase, so that the
-    time is bounded.
-    """
-    phrase = max(re.split(r"N|__|[^\w ]", pattern), key=len)
-    pattern = pattern.replace("__", r"[^(\n]{0,80}").replace(
-        "N", r"(?<![\d.,])(-?\d[\d,]{0,18}(?:\.\d{1,20})?)", 1
-    )
-    matches = islice(re.finditer(re.escape(phrase), text), 1000)
-    return re.findall(
-        pattern, "\n".join(text[max(m.start() - 40, 0) : m.end() + 200] for m in matches)
-    )
+    """Return the numbers that `pattern` matches, each of bounded length."""
+    number = r"(?<![\d.,])(-?\d[\d,]{0,18}(?:\.\d{1,20})?)"
+    return re.findall(pattern.replace("__", r"[^(\n]{0,80}").replace("N", number, 1), text)
 
 
 class ErrorPhrase(StrictEntry):
