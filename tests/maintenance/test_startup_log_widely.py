@@ -19,7 +19,7 @@ INFO Available KV cache memory: 19.42 GiB
     log = tmp_path / "vllm.log"
     log.write_text(text)
     found = explain_log_file(log, "L40S")
-    assert found.plan.deployment.gpu.name == "L40S" and found.matches_deployment
+    assert found.plan.deployment.gpu.name == "L40S" and not found.misfit
     assert str(found).splitlines()[0].endswith("on 2 x L40S, TP2, vllm 0.20.2, fp8_block")
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 0
     log.write_text(f"{text}RuntimeError: Engine core initialization failed.\n")
@@ -27,7 +27,7 @@ INFO Available KV cache memory: 19.42 GiB
     log.write_text(text)
     wrong = explain_log_file(log, "H200")
     assert (
-        not wrong.matches_deployment and not wrong.scenario_line and "does not fit" in wrong.verdict
+        wrong.misfit and not wrong.scenario_line and "does not fit" in wrong.verdict
     )
     log.write_text(f"{text}INFO device_name=NVIDIA_L40S,dtype=fp8_w8a8.json\n")
     assert explain_log_file(log).plan.deployment.gpu.name == "L40S"

@@ -46,8 +46,8 @@ COUNT_UNITS = {
 AMBIGUOUS_FRACTION = 0.03
 """Other memory off plan, as a fraction of GPU memory, from which on a log that does not state its
 utilization may have had another one."""
-MAX_TERM_ERROR_FRACTION = 0.2
-"""Largest error of a term, as a fraction of GPU memory; above, the log is of another deployment."""
+MAX_SIZE_ERROR_FRACTION = 0.2
+"""Largest error of a size, as a fraction of GPU memory; above, the log is of another deployment."""
 LOG_COLUMNS = (
     Column("figure", lambda row: row.name, "<22"),
     Column(
@@ -111,12 +111,13 @@ class LogExplanation:
                 return self.get_line("kv_tokens")
         return max(wrong, key=lambda line: abs(line.difference), default=None)
 
-    @property
-    def matches_deployment(self) -> bool:
-        """Whether the log can be of this deployment: no term is off by a large part of the GPU."""
-        off = self.largest_deviation
-        max_error = MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes / GIB
-        return off is None or off.term not in BUDGET_TERMS or abs(off.difference) <= max_error
+    @cached_property
+    def misfit(self) -> ComparisonRow | None:
+        """The size that is off by so much of the GPU that the log is of another deployment."""
+        max_error = MAX_SIZE_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes / GIB
+        off = [line for line in self.lines if line.unit == "GiB" and line.status == "FAIL"]
+        far = (line for line in off if abs(line.difference) > max_error)
+        return max(far, key=lambda line: abs(line.difference), default=None)
 
     @property
     def calibration(self) -> dict[MemoryTerm, float]:
@@ -147,7 +148,7 @@ class LogExplanation:
     @property
     def scenario_line(self) -> str:
         """The calibration as a line of a scenario, in GiB; empty if there is nothing to add."""
-        if not self.matches_deployment:
+        if self.misfit:
             return ""
         rounded = {term: round(size / GIB, 2) for term, size in self.calibration.items()}
         shifts = ", ".join(f"{term}: {size:g}" for term, size in rounded.items() if size)
@@ -199,7 +200,7 @@ class LogExplanation:
     @property
     def remedies(self) -> MemoryRemedies | None:
         """What frees enough memory if that is what the start failed of; None if not, or unknown."""
-        if not has_memory_error(self.errors) or not self.matches_deployment:
+        if not has_memory_error(self.errors) or self.misfit:
             return None
         stated = filter(None, (error.figures.get("available_gib") for error in self.errors))
         logged = self.log.figures.get("kv_available")

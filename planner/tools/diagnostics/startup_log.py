@@ -102,7 +102,8 @@ def parse_startup_log(text: str, knows_model: bool = False) -> StartupLog:
             'no vLLM start-up figures found; lines such as "Available KV cache memory: ..."'
             " would be"
         )
-    arguments = {
+    length = {"max_model_len": int(figures.pop("length"))} if "length" in figures else {}
+    arguments = length | {
         name: value
         for name, value in arguments.items()
         if value not in (None, "auto") and (name not in LAYOUT_NAMES or isinstance(value, int))
