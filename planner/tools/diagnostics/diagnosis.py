@@ -105,8 +105,9 @@ def find_failure_modes(known: Mapping[str, Any]) -> list[DiagnosisFinding]:
             texts = (_parse(text).render(facts) for text in row["evidence"])
             evidence[row["mode"]] = evidence.get(row["mode"], ()) + tuple(filter(None, texts))
             last |= {row["mode"]} if row.get("traffic") and facts["meets_targets"] else set()
-    order = sorted(evidence, key=last.__contains__)
-    return [DiagnosisFinding(mode, evidence[mode]) for mode in order]
+    return [
+        DiagnosisFinding(mode, evidence[mode]) for mode in sorted(evidence, key=last.__contains__)
+    ]
 
 
 @dataclass(frozen=True)
@@ -353,11 +354,10 @@ def diagnose(
         return Diagnosis(case, planned)
     text = read_text(Path(log), MAX_LOG_BYTES, errors="replace")
     lines, words = read_stat_lines(text), _read_tables()["logs"]
-    named = {name: len(re.findall(pattern, text)) for name, pattern in words["engines"].items()}
-    most = max(named, key=lambda name: named[name])
+    named = (name for name, pattern in words["engines"].items() if re.search(pattern, text))
     logged = {
         "name": Path(log).name,
-        "engine": lines.engine if lines else most if named[most] else "",
+        "engine": lines.engine if lines else next(named, ""),
         "has_failed": bool(find_failures(text)),
         "has_started": bool(re.search(words["started"], text)),
     }

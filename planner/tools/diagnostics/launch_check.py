@@ -84,8 +84,11 @@ class LaunchCheck:
     def deviations(self) -> tuple[str, ...]:
         """What differs from the plan: what the log says, else the likeliest cause, or what is off."""
         deployment = self.planned.deployment
-        layout = {name: getattr(deployment.layout, name) for name in LAYOUT_NAMES}
-        ours = {**vars(deployment.args), **layout, "engine_version": deployment.engine.version}
+        ours = {
+            **vars(deployment.args),
+            **{name: getattr(deployment.layout, name) for name in LAYOUT_NAMES},
+            "engine_version": deployment.engine.version,
+        }
         logged = self.log.arguments if self.log else {}
         told = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
         told += [
@@ -227,6 +230,8 @@ def check_launch(
     planned = load_planned_replica(plan, unified=True)
     deployment, prefix, results, live = planned.deployment, 0, None, None
     if benchmarks:
+        if not (memory := get_memory_plan(deployment)).can_start:
+            raise PlannerError(f"the planned replica does not start: {memory.reason}")
         if planned.scenario:
             whole = deployment.with_replicas(planned.num_replicas)
             prefix = count_benchmark_prefix_tokens(whole, planned.scenario.workload)
@@ -239,18 +244,13 @@ def check_launch(
         live = DiagnosisCase(measure_replica(read, deployment.engine.version, seconds), planned)
     return LaunchCheck(
         planned,
-        tuple((point, _predict_benchmark(point)) for point in (results.points if results else ())),
+        tuple(
+            (point, performance)
+            for point in (results.points if results else ())
+            if (performance := predict(point.deployment, point.workload).performance)
+        ),
         live,
         started,
         tuple(find_startup_errors(text)),
         results.notes if results else (),
     )
-
-
-def _predict_benchmark(point: BenchmarkPoint) -> Performance:
-    performance = predict(point.deployment, point.workload).performance
-    if performance is None:
-        raise PlannerError(
-            f"the planned replica does not start: {get_memory_plan(point.deployment).reason}"
-        )
-    return performance

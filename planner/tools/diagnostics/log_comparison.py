@@ -150,8 +150,11 @@ class LogExplanation:
         """The calibration as a line of a scenario, in GiB; empty if there is nothing to add."""
         if self.misfit:
             return ""
-        rounded = {term: round(size / GIB, 2) for term, size in self.calibration.items()}
-        shifts = ", ".join(f"{term}: {size:g}" for term, size in rounded.items() if size)
+        shifts = ", ".join(
+            f"{term}: {shown}"
+            for term, size in self.calibration.items()
+            if (shown := f"{round(size / GIB, 2) + 0.0:g}") != "0"
+        )
         return f"memory_calibration: {{{shifts}}}" if shifts else ""
 
     def to_json(self) -> dict[str, object]:
@@ -203,8 +206,7 @@ class LogExplanation:
         if not has_memory_error(self.errors) or self.misfit:
             return None
         stated = filter(None, (error.figures.get("available_gib") for error in self.errors))
-        logged = self.log.figures.get("kv_available")
-        available = next((float(gib) * GIB for gib in stated), logged)
+        available = next((float(gib) * GIB for gib in stated), self.log.figures.get("kv_available"))
         if shortage := find_memory_shortage(self.errors):
             needed = self.plan.layout.max_blocks_per_request * self.plan.pool.bytes_per_block
             available = min(needed - shortage.missing, self.plan.kv_available.mid)
@@ -253,16 +255,14 @@ def infer_deployment(
         arguments["ep"] = arguments.get("tp", 1) * arguments.get("dp", 1)
     if arguments.pop("enable_lora", False):
         arguments.setdefault("max_loras", 1)
-    base: dict[str, Any] = {}
-    if planned is not None:
-        base = {
-            **{size: getattr(planned.layout, size) for size in ("tp", "pp", "dp", "ep", "dcp")},
-            **vars(planned.args),
-            "other_tenants": planned.other_tenants_bytes, "gpus_per_node": planned.gpus_per_node,
-            "speculation": planned.speculation, "engine": planned.engine.name,
-            "engine_version": planned.engine.version,
-            "memory_calibration": dict(planned.memory_calibration),
-        }  # fmt: skip
+    base: dict[str, Any] = {} if planned is None else {
+        **{size: getattr(planned.layout, size) for size in ("tp", "pp", "dp", "ep", "dcp")},
+        **vars(planned.args),
+        "other_tenants": planned.other_tenants_bytes, "gpus_per_node": planned.gpus_per_node,
+        "speculation": planned.speculation, "engine": planned.engine.name,
+        "engine_version": planned.engine.version,
+        "memory_calibration": dict(planned.memory_calibration),
+    }  # fmt: skip
     if speculation is not None:
         method, draft, num_tokens = speculation
         draft_model = load_model(draft) if draft and draft != model_name else None
@@ -315,9 +315,11 @@ def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
         "max_concurrency": memory.max_concurrency,
         "kv_needed": Interval.from_value(layout.max_blocks_per_request * size), "longest": longest,
     }  # fmt: skip
-    parts = {name: planned[name] for name in ("activation", "non_torch", graphs)}
-    if "cudagraph" not in memory.budgeted_terms:
-        del parts[graphs]
+    parts = {
+        name: planned[name]
+        for name in ("activation", "non_torch", graphs)
+        if name != graphs or "cudagraph" in memory.budgeted_terms
+    }
     lines = []
     for name, interval in planned.items():
         is_rest = name == "kv_available" and {"weights", name} <= {*figures}
@@ -345,8 +347,6 @@ def explain_log_file(
     """
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors, guess = find_startup_errors(text), ""
-    if gpu is not None:
-        parse_gpu_count(gpu)
     log = parse_startup_log(text, knows_model=model is not None or planned is not None)
     if model is not None:
         log = replace(log, arguments={**log.arguments, "model": model})

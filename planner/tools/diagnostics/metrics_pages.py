@@ -197,8 +197,7 @@ class ReplicaMetrics:
         role, counter = LENGTH_METRICS[side]
         if role in self.histograms:
             return self.histograms[role].mean
-        counted = self.counters.get(counter) or math.nan
-        return max(counted / (self.requests or math.nan), 1.0)
+        return max((self.counters.get(counter) or math.nan) / (self.requests or math.nan), 1.0)
 
     def estimate_workload(
         self, max_tokens: float = math.inf, burstiness: float = 1.0
@@ -331,15 +330,14 @@ def _select_earlier_page(pages: Sequence[MetricsPage], success: str | None) -> M
         raise PlannerError(
             f"one page, or two of the same replica, the earlier first; got {len(pages)}"
         )
-    first, after = pages[0], pages[-1]
     answered = [page.sum_series(success) or 0.0 for page in pages]
     if answered[-1] < answered[0]:
         raise PlannerError(
-            f"the earlier page comes first: {after.where} was saved before {first.where}, for it"
-            " had answered fewer requests; of a server started anew in between, give the later"
+            f"the earlier page comes first: {pages[-1].where} was saved before {pages[0].where}, for"
+            " it had answered fewer requests; of a server started anew in between, give the later"
             " page alone"
         )
-    return first if len(pages) == 2 else None
+    return pages[0] if len(pages) == 2 else None
 
 
 def _compute_mean(values: Iterable[float | None]) -> float:
@@ -395,10 +393,10 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
                 " minutes apart, would; add --seconds if the files do not tell the time between"
             )
         load = measured
-        how = "two pages" if len(sources) == 2 else "one page, since the server's start"
         text = (
-            f"{metrics.requests:,.0f} requests of one replica, {how}; multiply the rate by your"
-            " replicas"
+            f"{metrics.requests:,.0f} requests of one replica,"
+            f" {'two pages' if len(sources) == 2 else 'one page, since the start of the server'};"
+            " multiply the rate by your replicas"
         )
         if load.prefix_hit_rate >= 0.01:
             known["shared_prefix"] = {"tokens": round(load.mean_cached_tokens), "hit_rate": 1.0}

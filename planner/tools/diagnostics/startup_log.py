@@ -148,11 +148,7 @@ class StartupError:
     phrase: ErrorPhrase
     figures: Mapping[str, str]
     line: str
-
-    @property
-    def remedy(self) -> str:
-        """The remedy, with the figures of the log."""
-        return self.phrase.remedy.format_map(self.figures)
+    remedy: str  # with the figures of the log
 
 
 @dataclass(frozen=True)
@@ -204,5 +200,6 @@ def find_startup_errors(text: str) -> list[StartupError]:
         figures = {name: value for name, value in match.groupdict().items() if value is not None}
         if key not in errors or len(figures) > len(errors[key].figures):
             shown = redact_text(escape_to_one_line(match[0]))[:300]
-            errors[key] = StartupError(key, known[key], figures, shown)
+            remedy = known[key].remedy.format_map(figures)
+            errors[key] = StartupError(key, known[key], figures, shown, remedy)
     return list(errors.values())
