@@ -26,8 +26,6 @@ INFO Available KV cache memory: 19.42 GiB
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 1
     log.write_text(text)
     wrong = explain_log_file(log, "H200")
-    assert (
-        wrong.misfit and not wrong.scenario_line and "does not fit" in wrong.verdict
-    )
+    assert wrong.misfit and not wrong.scenario_line and "does not fit" in wrong.verdict
     log.write_text(f"{text}INFO device_name=NVIDIA_L40S,dtype=fp8_w8a8.json\n")
     assert explain_log_file(log).plan.deployment.gpu.name == "L40S"
