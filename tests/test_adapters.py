@@ -81,18 +81,6 @@ def test_a_step_has_at_most_so_many_adapters_and_lets_others_past(slots: int) ->
     assert not np.isnan(found.last_token).any()
 
 
-@pytest.mark.parametrize("slots", [1, 4, ADAPTERS])
-def test_many_equal_steps_at_once_are_the_same_steps(slots: int) -> None:
-    table = STEPS._replace(
-        adapter_s=3e-4, adapter_token_s=1e-5, adapter_load_s=0.01, adapter_cold_s=0.05
-    )
-    at_once, one_by_one = (
-        served(slots, ADAPTERS, table).outcome,
-        served(slots, ADAPTERS, table, log=True).outcome,
-    )
-    assert np.allclose(at_once.last_token, one_by_one.last_token, rtol=0, atol=1e-9)
-
-
 def test_each_adapter_is_loaded_once_where_all_have_a_slot() -> None:
     dear = STEPS._replace(adapter_load_s=1e-6)
     without, loads = served(ADAPTERS).outcome, served(ADAPTERS, table=dear).outcome
@@ -229,28 +217,6 @@ def test_the_closed_form_counts_adapters_as_the_replay_does_where_all_have_a_slo
     plain = evaluate(deployment, replace(workload, adapters=0)).performance
     assert (
         plain is not None and steady.get("tpot", "mean").mid > 1.1 * plain.get("tpot", "mean").mid
-    )
-
-
-@pytest.mark.parametrize("slots", [4, 16])
-def test_where_slots_are_scarce_the_closed_form_promises_less_than_the_replay(slots: int) -> None:
-    deployment = deploy_on(
-        "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096,
-        max_loras=slots,
-        max_cpu_loras=64,
-    )  # fmt: skip
-    lengths = (
-        LengthDistribution.from_lognormal(600, 2000),
-        LengthDistribution.from_lognormal(200, 500),
-    )
-    workload = Workload(*lengths, concurrency=128, num_prompts=1500, adapters=64, adapter_zipf=1.0)
-    steady, replayed = (
-        evaluate(deployment, workload).performance,
-        simulate_once(deployment, workload, 1500),
-    )
-    assert (
-        steady is not None
-        and 0.4 * replayed.request_tps < steady.request_tps.mid < 1.02 * replayed.request_tps
     )
 
 

@@ -302,18 +302,6 @@ def test_plan_json_is_the_answer(answer: Answer) -> None:
     assert options == pytest.approx(odds, abs=1e-4)
 
 
-def test_one_deployment_is_one_offer(answer: Answer) -> None:
-    """The same deployment has the same figures wherever it appears, alone or beside others."""
-    told: dict[str, set[tuple[float, float | None]]] = {}
-    places = [*answer.named_options.values(), *answer.candidates, answer.runner_up]
-    places += [answer.measure_first, answer.offer(answer.binding_constraint.candidate)]
-    for offer in places:
-        if offer and offer.is_simulated:
-            key = repr(offer.prediction.pools)
-            told.setdefault(key, set()).add((round(offer.probability, 4), offer.bill))
-    assert all(len(figures) == 1 for figures in told.values()), told.values()
-
-
 def test_a_wrong_figure_on_a_surface_is_noticed() -> None:
     """The walk itself: a bill that is on no field is found."""
     answer = get_answer("a fleet member")
@@ -328,11 +316,6 @@ def test_a_wrong_figure_on_a_surface_is_noticed() -> None:
         is_near(shown, value * period) for path, value in list_figures(answer) if "usd" in path
         for period in PERIODS
     )  # fmt: skip
-
-
-def test_an_answer_with_what_ifs_keeps_what_is_worked_out() -> None:
-    first = build_answer(small_plan())
-    assert first.growth and first.with_changes([], ["late"]).growth is first.growth
 
 
 def test_what_is_left_of_a_budget_is_said_with_what_keeps_it() -> None:

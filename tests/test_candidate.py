@@ -15,7 +15,6 @@ from planner.planning.candidate import Candidate
 from planner.planning.capacity import estimate_capacity
 from planner.planning.engine_tuning import tune_to_margin
 from planner.planning.evaluation import check_against_slos, evaluate_candidate
-from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import search_deployments
 from planner.planning.simulation_runs import (
@@ -23,7 +22,6 @@ from planner.planning.simulation_runs import (
 )
 from planner.planning.slo import format_latency
 from planner.planning.tolerance import EvaluationStore, simulate_candidate
-from planner.planning.what_if import pin_candidate
 
 CHAT: dict[str, Any] = {
     "question": "?",
@@ -157,35 +155,6 @@ def plan():
     )
 
 
-def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds(plan) -> None:
-    for candidate in (plan.chosen, plan.runner_up):
-        assert (
-            candidate.is_feasible and candidate.prediction.performance.num_simulated_requests > 1000
-        )
-    holding = [
-        c
-        for c in plan.candidates
-        if c.is_feasible and c.prediction.performance.num_simulated_requests
-    ]
-    assert plan.chosen.cost_key == min(c.cost_key for c in holding)
-
-
-def test_a_replica_less_does_not_hold(plan) -> None:
-    replicas = plan.chosen.deployment.layout.replicas
-    if replicas > 1:
-        fewer = evaluate_candidate(plan.scenario, plan.chosen.deployment, replicas - 1)
-        less = replace(plan.chosen, deployment=fewer.deployment, prediction=fewer.prediction)
-        pinned = search_deployments(pin_candidate(plan.scenario, less), with_options=False)
-        assert pinned.verdict != "holds"
-
-
-def test_no_gpu_alone_holds_for_less(plan) -> None:
-    """Each kind of GPU on its own is searched for without the other's plan to rule it out."""
-    for wanted in plan.scenario.gpus:
-        alone = search_deployments(replace(plan.scenario, gpus=(wanted,))).chosen
-        assert alone is None or alone.cost_key >= plan.chosen.cost_key
-
-
 def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     """A limit on the pace between that of a busy batch of 128 and that of 48, which still keeps up."""
     large = CARD.with_args(max_num_seqs=128)
@@ -206,21 +175,6 @@ def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     tuned = tune_to_margin(store, large, 0.0)
     assert store.get_margin(tuned, 0.0) <= 1 < store.get_margin(large, 0.0)
     assert tuned.args.max_num_seqs < 128
-
-
-def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_load() -> None:
-    three = CARD.with_replicas(3)
-    quiet, flooded, one = (
-        evaluate(deployment, at(rate).workload).performance
-        for deployment, rate in ((three, 4), (three, 100_000), (CARD, 1))
-    )
-    assert quiet and flooded and one and quiet.capacity and one.capacity
-    assert quiet.capacity.mid == pytest.approx(flooded.request_tps.mid)
-    for end in ("lo", "mid", "hi"):
-        assert getattr(quiet.capacity, end) == pytest.approx(3 * getattr(one.capacity, end))
-    # full steps are as uncertain whichever way they are asked for
-    assert flooded.request_tps.lo == pytest.approx(quiet.capacity.lo)
-    assert flooded.request_tps.hi == pytest.approx(quiet.capacity.hi)
 
 
 def test_candidates_with_other_arguments_are_others() -> None:

@@ -1,10 +1,7 @@
 """What tables and charts show of a plan are the plan's own figures."""
 
-import re
 from dataclasses import replace
-from itertools import product
 
-import altair as alt
 import pandas as pd
 import pytest
 from shipped import drawn_rows, plan_of
@@ -14,14 +11,10 @@ from planner.analysis import load_curves
 from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
 from planner.core.units import GIB
-from planner.hardware.gpus import get_gpu
 from planner.parallelism.sharding import compute_pipeline_bubble
 from planner.planning.evaluation import evaluate_candidate
-from planner.planning.framework_choice import WorkloadTraits, choose_framework
 from planner.planning.plan import Plan
-from planner.ui.chapter_views import list_framework_questions
 from planner.ui.charts import base as charts
-from planner.ui.charts import cockpit as charts_cockpit
 
 
 @pytest.fixture(scope="module")
@@ -51,30 +44,8 @@ def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:
     assert [compute_pipeline_bubble(4, m) for m in (1, 12)] == pytest.approx([0.75, 3 / 15])
 
 
-def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
-    asked, alone = replace(plan.scenario, headroom=0.0), plan.chosen.deployment.with_replicas(1)
-    rate = layout_study.estimate_max_rps(asked, alone)
-    meets = [
-        evaluate_candidate(
-            replace(asked, workload=asked.workload.with_rate(share * rate)), alone, 1
-        ).is_feasible
-        for share in (0.97, 1.03)
-    ]
-    assert meets == [True, False]
-
-
 # -------------------------------------------------------------------------------------------------------------
 # charts
-
-
-@pytest.mark.parametrize("gpus", [["H100-SXM"], ["MI300X"], ["H100-SXM", "L40S"]])
-def test_the_first_yes_of_the_framework_questions_is_what_is_chosen(gpus: list[str]) -> None:
-    names = WorkloadTraits.model_fields
-    for values in product([False, True], repeat=len(names)):
-        traits = WorkloadTraits(**dict(zip(names, values, strict=True)))
-        choice = choose_framework(traits, map(get_gpu, gpus))
-        (taken,) = (row for row in list_framework_questions(choice) if row["here"] == "YES")
-        assert taken["yes leads to"] == choice.framework
 
 
 def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
@@ -98,26 +69,6 @@ def test_a_line_has_its_interval_and_its_limit() -> None:
         (2, 3, 5),
     ]
     assert 4.5 in drawn_rows(chart, "limit")
-
-
-def test_labels_have_room_for_a_wider_font():
-    """DejaVu Sans takes 246 px at 11 px where Liberation Sans takes 224 (measured in Chromium)."""
-    label = "TP4 x 2 replicas, 8 x H100-SXM, FP8 weights"
-    drawn = charts.render_svg(
-        alt.Chart(pd.DataFrame({"what": [label], "v": [1]})).mark_bar().encode(x="v", y="what")
-    )
-    width, left, across = re.search(
-        r'width="([\d.]+)".*?viewBox="(-?\d+) 0 ([\d.]+)', drawn
-    ).groups()
-    assert int(left) <= 224 - 246 and width == across
-
-
-def test_the_plan_lies_inside_the_axes_of_its_curve() -> None:
-    """A curve that ends before the plan's load must not push the plan out of the picture."""
-    curve = [(load / 10, 0.1, 0.2, 0.4) for load in range(1, 18)]
-    chart = charts_cockpit.plot_latency_over_load(curve, 3.0, 1000.0, Interval(20, 26, 60), 364)
-    assert chart["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0, pytest.approx(3.09)]
-    assert "var(" not in str(charts_cockpit.color_for_print(chart))
 
 
 def test_no_curve_goes_through_a_load_that_the_closed_form_cannot_reach(

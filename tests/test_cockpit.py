@@ -1,7 +1,6 @@
 """The cockpit: each control makes another question, everything shown is that question's own, and files hold it."""
 
 import json
-import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,18 +11,13 @@ from threading import Event
 import pytest
 from shipped import answer_of
 
-from planner.analysis.load_curves import sweep_cost_over_load
 from planner.answers import build_answer, serialize_answer
 from planner.answers.answer import PHRASES, sweep_costs, sweep_latency
 from planner.core.errors import PlannerError
-from planner.core.number_format import format_number, format_seconds, format_share, format_usd
-from planner.planning.evaluation import evaluate_candidate
-from planner.planning.max_load import find_max_load
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
 from planner.ui import notebook_session as chapter
 from planner.ui.chapter_views import try_layouts
-from planner.ui.charts import cockpit as charts_cockpit
 from planner.ui.cockpit import Cockpit
 from planner.ui.notebook_widgets import (
     InteractiveView,
@@ -259,23 +253,6 @@ def test_what_is_no_number_is_refused(text):
         parse_quantity(text, SECOND_UNITS, "x")
 
 
-def test_figures_have_two_or_three_digits():
-    assert [format_usd(usd) for usd in (0.17, 3.754, 15.78, 11527.3)] == [
-        "$0.17", "$3.75", "$15.8", "$11,500",
-    ]  # fmt: skip
-    assert [format_seconds(s) for s in (0.0248, 0.327, 1.14, 28.9, math.inf)] == [
-        "25 ms", "330 ms", "1.1 s", "29 s", "unbounded",
-    ]  # fmt: skip
-    assert format_seconds(0.0404, 0.04) == "40.4 ms"  # told apart from its limit
-    assert [format_number(x, 2) for x in (9.77, 5.531, 686_688, 1155)] == [
-        "9.8",
-        "5.5",
-        "690k",
-        "1,200",
-    ]
-    assert [format_share(x) for x in (0.876, 0.999, 1.0)] == ["88%", "over 99%", "100%"]
-
-
 def test_opening_the_controls_changes_nothing_of_what_was_asked():
     for name in list_scenarios():
         fields = read_scenario_fields(name)
@@ -357,44 +334,6 @@ def test_an_answer_is_kept_for_the_same_question_alone(folder, monkeypatch):
     )
     with pytest.raises(pytest.fail.Exception):
         chapter.search_cached(replace(asked, headroom=0.3))
-
-
-def test_costs_of_other_loads_agree_with_the_search():
-    asked = load_scenario("chat-70b")
-    plan = search_analytically(asked)
-    unit, rows = sweep_cost_over_load(plan)
-    costs = [usd for _, usd, _ in rows]
-    assert unit == "USD per hour" and costs == sorted(costs)
-    for factor in (0.5, 1.0, 2.0):
-        rate = asked.workload.rate * factor
-        wanted = search_analytically(
-            replace(asked, workload=asked.workload.with_rate(rate))
-        ).chosen.usd_per_hour
-        _, near, _ = min(rows, key=lambda row: abs(row[0] - rate))
-        assert near == pytest.approx(wanted, rel=0.01), factor
-
-
-def test_a_step_of_the_cost_has_its_name_where_no_line_crosses_it():
-    """Ending with its step, above it: costs only rise, so that left of there all lines are lower, the plan's too."""
-    unit, rows = sweep_cost_over_load(search_analytically(load_scenario("chat-70b")))
-    _, names, *_ = charts_cockpit.plot_cost_over_load(unit, rows, 5.53, 15.78, 480)["layer"]
-    for name in names["data"]["values"]:
-        loads, costs, _ = zip(*(row for row in rows if row[2] == name["what"]), strict=True)
-        assert name["x"] == max(loads) and name["cost"] == max(costs)
-    assert names["mark"]["align"] == "right"
-
-
-def test_one_replica_carries_what_the_rule_says():
-    asked = load_scenario("chat-70b")
-    best = search_analytically(asked).chosen
-    one = best.deployment.with_replicas(1)
-    most = find_max_load(asked, replace(best, deployment=one))
-    assert evaluate_candidate(
-        replace(asked, workload=asked.workload.with_rate(most * 0.99)), one, 1
-    ).is_confident
-    assert not evaluate_candidate(
-        replace(asked, workload=asked.workload.with_rate(most * 1.03)), one, 1
-    ).is_confident
 
 
 def test_a_choice_in_a_chapter_is_carried_on(folder):

@@ -1,7 +1,6 @@
 """`headroom diagnose` names what is wrong with servers that the replay plays, and finds nothing on healthy ones."""
 
 import json
-import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from metrics_pages import Server
-from shipped import answer_of
 
 from planner.core.catalog import load_catalog
 from planner.core.errors import PlannerError
-from planner.core.text import format_count
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
 from planner.engines.layout import SpeculationConfig
@@ -32,7 +29,6 @@ from planner.tools.diagnostics.metrics_pages import (
     read_metrics_page,
 )
 from planner.tools.diagnostics.startup_log import ErrorPhrase, find_startup_errors
-from planner.tools.diagnostics.stat_lines import read_stat_lines
 from planner.ui.cli import main
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
@@ -370,42 +366,6 @@ def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
     )
 
 
-def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) -> None:
-    base = deployed("8B on L40S")
-    server, planned = (
-        Server(base, rated(base, CHAT, 0.5)),
-        PlannedReplica.from_deployment(base, rated(base, CHAT, 0.5), PROMISES),
-    )
-    pages, seconds = server.pages(tmp_path)
-    told = str(
-        Diagnosis(
-            DiagnosisCase(
-                measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned
-            ),
-            planned,
-        )
-    )
-    assert re.search(r"^TTFT .* simulated \(mean, p95, p99\) [\d.,]+", told, re.MULTILINE)
-    assert re.search(r"^QUEUE ", told, re.MULTILINE) and told.endswith(
-        "every target of the plan is met."
-    )
-
-
-def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
-    served = deploy_on(
-        "meta-llama/Llama-3.1-8B-Instruct",
-        "H100",
-        engine="sglang",
-        max_model_len=16384,
-        max_num_seqs=8,
-    )
-    load = rated(served, CHAT, 1.3)
-    assert (
-        found(Server(served, load), PlannedReplica.from_deployment(served, load), tmp_path)[0]
-        == "oversubscribed"
-    )
-
-
 @pytest.mark.parametrize("key", sorted(load_catalog("startup_errors.yaml", ErrorPhrase)))
 def test_every_phrase_matches_the_line_that_it_is_for(key: str) -> None:
     phrase = load_catalog("startup_errors.yaml", ErrorPhrase)[key]
@@ -528,23 +488,6 @@ def test_what_cannot_be_judged_is_one_sentence(
         load_planned_replica(tmp_path / "plan.json")
 
 
-def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
-    from planner.answers import serialize_answer
-    from planner.planning.scenario import load_scenario
-    from planner.planning.search import search_deployments
-
-    plan = search_deployments(load_scenario("edge-8b-24gb"))
-    assert plan.chosen
-    (tmp_path / "plan.json").write_text(json.dumps(serialize_answer(answer_of(plan))))
-    planned = load_planned_replica(tmp_path / "plan.json")
-    own = plan.chosen.deployment.with_replicas(1)
-    assert get_memory_plan(planned.deployment).pool == get_memory_plan(own).pool
-    assert planned.targets == plan.scenario.slo_targets
-    assert planned.rate == pytest.approx(
-        (plan.scenario.workload.rate or 0) / plan.chosen.deployment.layout.replicas
-    )
-
-
 @pytest.mark.parametrize("line", ["vllm:num_requests_running 1e400", "vllm:num_requests_waiting NaN",
                                   'vllm:time_to_first_token_seconds_bucket{le="NaN"} 3'])  # fmt: skip
 def test_a_page_of_what_is_no_number_is_refused(tmp_path: Path, line: str) -> None:
@@ -581,20 +524,3 @@ def test_names_are_read_as_scrapers_write_them(tmp_path: Path) -> None:
     )
     assert other.counters == usual.counters and other.gauges == usual.gauges
     assert other.requests == usual.requests and set(other.histograms) == set(usual.histograms)
-
-
-def test_one_is_no_plural(tmp_path: Path) -> None:
-    """One answered request, one that waits, one preemption."""
-    assert [format_count(n, "user") for n in (0, 1, 1.2, 2, 1200)] == [
-        "0 users", "1 user", "1 user", "2 users", "1,200 users",
-    ]  # fmt: skip
-    page = tmp_path / "page.txt"
-    page.write_text(
-        'vllm:request_success_total{model_name="m"} 1\nvllm:num_requests_running{model_name="m"} 1\n'
-    )
-    assert str(diagnose([page])).startswith("1 request answered (")
-    told = str(read_stat_lines(
-        "Running: 1 reqs, Waiting: 0 reqs, Preemptions: 1, GPU KV cache usage: 3.0%, x\n"
-    ))  # fmt: skip
-    assert told.startswith("1 periodic line: 1 running and 0 waiting") and "1 preemption" in told
-    assert "1 preemptions" not in told

@@ -170,10 +170,6 @@ def test_an_offered_rate_is_served_until_a_pool_is_full() -> None:
     assert heavy.get("ttft", "mean").mid > 10 * light.get("ttft", "mean").mid
 
 
-def test_the_same_question_has_the_same_answer() -> None:
-    assert served(2, 2, closed(50)) == served(2, 2, closed(50))
-
-
 def test_requests_longer_than_the_model_length_are_refused() -> None:
     with pytest.raises(PlannerError, match="do not fit into max_model_len"):
         served(1, 1, closed(2, isl=32768))

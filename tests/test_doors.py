@@ -24,7 +24,6 @@ from planner.core import http
 from planner.core.catalog import StrictEntry
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_json, parse_yaml, read_yaml_sections
-from planner.core.redaction import is_secret_name, redact_text
 from planner.engines.deployment import deploy_on
 from planner.engines.layout import ParallelLayout
 from planner.planning.planned_replica import load_planned_replica
@@ -43,33 +42,6 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 SECRETS = ("swordfish1", "hunter22", "hf_abcdefghijk", "u:pw", "abcdef0123")
-
-
-def test_an_error_repeats_no_secret() -> None:
-    with pytest.raises(PlannerError) as refused:
-        lint("nothing --hf-token hf_abcdefghijk http://u:pw@h/ --api-key=swordfish1")
-    assert [secret for secret in SECRETS if secret in str(refused.value)] == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["--api-key", "--api-k", "--admin-api-key", "DB_PASSWORD", "db_password", "VLLM_API_KEY",
-     "--otlp-traces-headers", "AWS_SECRET_ACCESS_KEY", "--ssl-keyfile-password"],
-)  # fmt: skip
-def test_names_of_secrets(name: str) -> None:
-    assert is_secret_name(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["--max-num-batched-tokens", "--tokenizer", "--ssl-keyfile", "--served-model-name"]
-)
-def test_names_of_no_secrets(name: str) -> None:
-    assert not is_secret_name(name)
-
-
-def test_placeholders_and_prose_stay() -> None:
-    for text in ("--api-key ${KEY}", "--api-key or a proxy guards the port", "HF_TOKEN=$TOKEN"):
-        assert redact_text(text) == text
 
 
 PAGE = "".join(

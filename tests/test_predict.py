@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core import files
 from planner.core.errors import PlannerError
-from planner.core.files import find_private_folder, read_pickle, write_pickle
+from planner.core.files import read_pickle, write_pickle
 from planner.planning.table_rows import INPUT_COLUMNS, OUTPUT_COLUMNS
 from planner.tools import answer_store
 from planner.tools.answer_store import AnswerStore, compute_answer_key
@@ -52,18 +51,6 @@ def test_the_columns_of_the_interface_are_there(tmp_path: Path) -> None:
     drawn = float(row["power_w_per_gpu"]) / float(row["output_tps_per_gpu"])
     assert float(row["joules_per_output_token"]) == pytest.approx(drawn, rel=1e-5)
     assert 0 < float(row["kv_usage_p99"]) <= 1
-
-
-def test_no_more_is_served_than_the_capacity() -> None:
-    """32 in flight on 256 slots are far from it; 2,000 are at it."""
-    few, many = (
-        predict_row({**CHAT, "concurrency": load, "max_num_seqs": "256"}) for load in ("32", "1000")
-    )
-    assert few["capacity_rps"] == pytest.approx(
-        many["capacity_rps"], rel=0.06
-    )  # which a burst may exceed a little
-    assert few["request_tps"] < 0.6 * few["capacity_rps"]
-    assert many["request_tps"] == pytest.approx(many["capacity_rps"], rel=0.1)
 
 
 def test_an_engine_that_no_scenario_plans_is_predicted() -> None:
@@ -248,17 +235,6 @@ def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
     assert "request_rate without isl and osl" in rows[0]["warnings"] and not rows[0]["ttft_ms_mean"]
 
 
-def test_more_concurrency_means_more_throughput_and_slower_tokens() -> None:
-    few, many = (predict_row({**CHAT, "concurrency": load}) for load in ("8", "128"))
-    assert few["output_tps"] < many["output_tps"] and few["tpot_ms_mean"] < many["tpot_ms_mean"]
-
-
-def test_an_infinite_rate_sends_everything_at_once() -> None:
-    at_once = predict_row({**CHAT, "concurrency": "", "request_rate": "inf", "num_prompts": "64"})
-    closed = predict_row({**CHAT, "concurrency": "64", "num_prompts": "64"})
-    assert at_once["ttft_ms_mean"] == closed["ttft_ms_mean"]
-
-
 def test_a_rate_that_the_concurrency_caps_is_a_closed_loop() -> None:
     capped = predict_row({**CHAT, "concurrency": "8", "request_rate": "1000"})
     closed = predict_row({**CHAT, "concurrency": "8"})
@@ -282,24 +258,6 @@ def test_a_trace_brings_lengths_and_rate(tmp_path: Path) -> None:
     assert [float(row["request_tps"]) for row in rows] == pytest.approx(
         [2, 4], rel=0.04
     )  # and the last one's answer
-
-
-def test_of_a_trace_of_hours_the_busiest_is_predicted_as_it_is_planned(tmp_path: Path) -> None:
-    seconds = [*range(0, 3600, 10), *range(3600, 7200)]
-    lines = [f"{at},{100 if at < 3600 else 300},20\n" for at in seconds]
-    (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n" + "".join(lines))
-    _, (row,) = predicted(tmp_path, "model,gpu,trace", "meta-llama/Llama-3.1-8B,H100,t.csv")
-    assert float(row["request_tps"]) == pytest.approx(1, rel=0.02)
-    assert float(row["total_tps"]) == pytest.approx(320, rel=0.02)
-
-
-def test_disaggregated_pools_count_all_gpus_and_decode_undisturbed() -> None:
-    pools = {"prefill_workers": "1", "prefill_tp": "1", "decode_workers": "1", "decode_tp": "1"}
-    apart, together = predict_row({**CHAT, **pools}), predict_row(CHAT)
-    assert apart["status"] == "ok"
-    assert apart["usd_per_hour"] == 2 * together["usd_per_hour"]
-    assert apart["tpot_ms_mean"] < together["tpot_ms_mean"]
-    assert 0 < apart["ttft_ms_mean"] < 60_000
 
 
 def test_one_client_is_served_by_one_replica_and_by_one_rank() -> None:
@@ -498,22 +456,6 @@ def test_a_store_that_others_may_write_is_not_used(
         monkeypatch.setattr(os, "geteuid", lambda: store.stat().st_uid + 1)
     predict(tmp_path, ROWS[:1], "--resume")
     assert computed == ["8"] * 2 and "a store of answers" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("place", ["~/.cache/headroom", "/proc/none/headroom"])
-def test_without_a_cache_folder_nothing_is_kept_and_nothing_fails(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-) -> None:
-    """The user has no home, as in a container, or the folder cannot be created, for root neither."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "user_cache_path", lambda _: Path(place))
-    assert find_private_folder() is None
-    predict(tmp_path, ROWS[:1], "--resume")
-    assert "you have no private cache folder" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "rows.csv"]
 
 
 class Payload:

@@ -10,14 +10,13 @@ import pytest
 
 from planner.analysis.prefix_cache_sweeps import build_document_workload
 from planner.core.errors import PlannerError
-from planner.deploy import build_launch
 from planner.engines.deployment import Deployment, deploy_on
 from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, count_concurrent_readers
 from planner.latency.step_model import build_step_model
 from planner.latency.workload_step_costs import estimate_kv_offload
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.capacity import derive_effective_workload, estimate_capacity
-from planner.planning.prediction import evaluate, predict
+from planner.planning.prediction import evaluate
 from planner.planning.simulation_runs import simulate_once
 from planner.simulator.kernel_types import (
     ROUTE_PREFIX_AFFINITY,
@@ -190,19 +189,6 @@ def test_what_has_no_such_tier_is_refused(engine: str, version: str) -> None:
         )
 
 
-def test_the_command_asks_for_host_memory() -> None:
-    one = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, engine_version="0.20.2", kv_offloading_size=100)
-    load = Workload(
-        LengthDistribution.from_constant(1000), LengthDistribution.from_constant(100), rate=1.0
-    )
-    command, plain = (
-        " ".join(build_launch(predict(d, load)).command)
-        for d in (one, one.with_args(kv_offloading_size=0))
-    )
-    assert "--kv-offloading-size 100 --kv-offloading-backend native" in command
-    assert "--kv-offloading" not in plain
-
-
 def test_a_measured_tier_of_host_memory() -> None:
     """llm-d's comparison within 25% in every figure, and in direction: the mean over four orders of its prompts.
 
@@ -274,30 +260,6 @@ def test_a_measured_tier_of_host_memory() -> None:
     assert found[8_000, True]["total_tok_s"] == pytest.approx(
         found[8_000, False]["total_tok_s"], rel=0.02
     )
-
-
-def test_a_router_that_is_told_nothing_sends_prompts_where_their_blocks_have_gone() -> None:
-    """Groups by turns on a pool that has room for few: it finds less than one that hears of what leaves."""
-    table = StepCostTable(
-        np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300), decode_context_s=1e-8
-    )
-    rules = EngineRules(
-        32, 2048, 400, 4096, True, True, 0, False, False, False, np.array([[0, 16]])
-    )
-    n = 1200
-    content, start = asked(np.random.default_rng(1).integers(0, 96, n), 4, 1600, 64, 64, 16)
-    arrival = sample_arrivals(n, 15.0, 1.0, np.random.default_rng(2))
-    sent = RequestBatch(arrival, np.full(n, 1664), np.full(n, 64), content, start)
-    told, guessed = (
-        simulate_requests(
-            rules, table, sent, router=RouterConfig(4, ROUTE_PREFIX_AFFINITY, precise=precise)
-        ).outcome.cached.mean()
-        for precise in (True, False)
-    )
-    in_turn = simulate_requests(
-        rules, table, sent, router=RouterConfig(4, ROUTE_ROUND_ROBIN)
-    ).outcome.cached.mean()
-    assert told > 1.05 * guessed > 1.05 * in_turn
 
 
 def asked(
@@ -413,27 +375,6 @@ def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> No
     assert alone / L2_BANDWIDTH_FACTOR < seconds(3) < 0.95 * alone
     assert seconds(3, log=True) == pytest.approx(seconds(3)), (
         "many steps at once are the same steps"
-    )
-
-
-@pytest.mark.parametrize(("count", "blocks"), [(4, 32), (1, 32), (8, 8)])
-def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_does(
-    count: int, blocks: int
-) -> None:
-    one, asked_about = (
-        on_h100(1).with_args(gpu_memory_utilization=0.9),
-        build_document_workload(count, blocks, 2.0, 1_000),
-    )
-    closed, replayed = (
-        evaluate(one, asked_about).performance,
-        simulate_once(one, asked_about, 1_000),
-    )
-    assert closed is not None
-    assert closed.get("ttft", "p50").mid == pytest.approx(
-        replayed.compute_quantile("ttft", 0.5), rel=0.14
-    )
-    assert closed.get("ttft", "p95").mid == pytest.approx(
-        replayed.compute_quantile("ttft", 0.95), rel=0.14
     )
 
 

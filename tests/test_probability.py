@@ -18,7 +18,7 @@ from planner.planning import evaluation, tolerance
 from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario, parse_scenario
 from planner.planning.search import search_deployments
-from planner.planning.tolerance import simulate_candidate, state_deployment
+from planner.planning.tolerance import state_deployment
 from planner.planning.what_if import allow_formats, find_unlisted_format
 from planner.simulator.results import SimulationResult
 from planner.simulator.simulation import simulate_workload
@@ -199,15 +199,6 @@ def test_the_plan_with_a_replica_less_stays_among_the_candidates() -> None:
     plan = plan_replicas(find_rate_with_a_gamble())
     assert plan.chosen and plan.gamble and plan.gamble.family_key == plan.chosen.family_key
     assert plan.gamble in plan.candidates
-
-
-def test_what_may_be_taken_has_the_probability_of_its_own_plan() -> None:
-    """Also where it is simulated again: for a lost replica, a sweep, an alternative."""
-    plan = plan_replicas(find_rate_with_a_gamble())
-    for candidate in plan.candidates:
-        if candidate.is_simulated or candidate.probability >= 0.5:
-            again = simulate_candidate(plan.scenario, candidate)
-            assert again.limits == candidate.limits, str(candidate)
 
 
 def test_a_plan_is_at_most_as_probable_as_the_weakest_of_its_limits() -> None:

@@ -88,15 +88,6 @@ def test_a_terminal_shows_one_line_that_is_gone_at_the_end(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_pipe_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    with watch_progress(draw=progress_line.draw_on_terminal), show_step("searching"):
-        time.sleep(0.02)
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_notebook_shows_a_line_in_the_cell_and_keeps_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,13 +159,6 @@ def test_an_interruption_keeps_what_was_found() -> None:
     with pytest.raises(KeyboardInterrupt):  # nobody would learn of it
         list(try_each(attempt, items, "parts"))
     assert not UNWATCHED.is_interrupted and not UNWATCHED.steps
-
-
-def test_without_a_watch_there_is_no_limit() -> None:
-    assert not is_out_of_time()
-    with watch_late():
-        assert is_out_of_time()
-    assert not is_out_of_time()
 
 
 def test_an_interrupted_what_if_leaves_those_before_it_and_the_memo_says_so() -> None:

@@ -5,7 +5,6 @@ place of site-packages, also for the workers that they start. What is required i
 the installed distributions' metadata say of each other.
 """
 
-import argparse
 import ast
 import json
 import os
@@ -26,7 +25,6 @@ from test_readme import COMPOSE, write_benchmark, write_requests
 
 from planner.engines.deployment import deploy_on
 from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
-from planner.ui.cli import build_parser
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
@@ -194,19 +192,6 @@ def test_numba_is_the_tested_one() -> None:
     """A wheel carries code that it compiled, which no other version loads."""
     (numba,) = (line for line in PROJECT["dependencies"] if line.startswith("numba"))
     assert numba in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-
-
-def test_every_command_is_tried() -> None:
-    (action,) = (
-        action
-        for action in build_parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
-    tried = {command.split()[0] for command in BASE_COMMANDS}
-    needing = {name: extra for name, extra in EXTRA_COMMANDS.values() if name in action.choices}
-    assert {name: p.get_default("extra") or None for name, p in action.choices.items()} == {
-        **dict.fromkeys(tried), **needing
-    }  # fmt: skip
 
 
 IN_TURN = """
