@@ -41,8 +41,6 @@ from planner.ui import cli
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
-SECRETS = ("swordfish1", "hunter22", "hf_abcdefghijk", "u:pw", "abcdef0123")
-
 
 PAGE = "".join(
     f"{line}\n"

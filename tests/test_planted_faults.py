@@ -17,7 +17,8 @@ from planner.core.intervals import Interval
 from planner.core.units import convert_gib_to_bytes, parse_bytes
 from planner.engines.deployment import deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.lora_adapters import estimate_distinct_adapters
+from planner.latency.kv_offload import estimate_kv_offload
+from planner.latency.lora_adapters import compute_adapter_costs, estimate_distinct_adapters
 from planner.latency.measured_residuals import OperatingPoint, estimate_residual, widen_sigma
 from planner.latency.power import GpuActivity, estimate_gpu_activity
 from planner.latency.startup_time import estimate_startup
@@ -508,3 +509,31 @@ def test_latent_attention_is_expanded_for_prompts_and_stored_as_its_kernels_read
         for name in ("DeepSeek-V3", "DeepSeek-V3.2")
     )  # fmt: skip
     assert (plain, sparse) == (512 + 64, 656 + 128 + 4)  # and an index key with its scale
+
+
+def test_ranks_gather_all_tokens_for_the_experts_and_reduce_their_results() -> None:
+    """A ring passes 7 of 8 parts twice: 8 ranks' tokens of 7168 values of 2 bytes, in each of 58 layers of experts."""
+    served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", dp=8, ep=8)
+    coefficients = get_deployment_coefficients(served).coefficients
+    (exchange,) = estimate_collectives(served, np.array([0.0, 1000.0]), coefficients)
+    assert exchange.count == 58 and exchange.bytes.tolist() == [0, 8 * 1000 * 7168 * 2]
+    passed = exchange.seconds[1] - exchange.seconds[0]
+    line = served.link_bandwidth * coefficients.link
+    assert passed == pytest.approx(58 * 2 * 7 / 8 * exchange.bytes[1] / line)
+
+
+def test_a_rank_of_a_pipeline_keeps_its_own_layers_of_what_goes_to_the_host() -> None:
+    """Half of the layers: half of a block's bytes over a line of its own, into half of the memory: as many blocks."""
+    one, two = (deploy_on("Qwen/Qwen3-32B", "H100", pp=pp, kv_offloading_size=64) for pp in (1, 2))
+    kept, cut = (estimate_kv_offload(d, get_memory_plan(d).pool) for d in (one, two))
+    assert cut.num_blocks == pytest.approx(kept.num_blocks, abs=1)
+    assert cut.load_block_s == pytest.approx(kept.load_block_s / 2)
+
+
+def test_an_adapter_on_two_stages_is_read_and_launched_by_halves() -> None:
+    one, two = (deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", pp=pp, max_loras=2, max_lora_rank=16)
+                for pp in (1, 2))  # fmt: skip
+    whole, half = compute_adapter_costs(one), compute_adapter_costs(two)
+    assert half.adapter_token_s == pytest.approx(whole.adapter_token_s / 2)
+    assert half.adapter_s == pytest.approx(whole.adapter_s / 2, rel=0.1)  # ends of the model apart
+    assert half.adapter_cold_s == whole.adapter_cold_s
