@@ -280,12 +280,6 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     )
 
 
-OF_ADAPTERS = [
-    [{"gpu": "H100-SXM", "at_most": 8}],
-    [{"gpu": "L40S", "at_most": 8}, {"gpu": "L4", "at_most": 9}],
-]
-
-
 @pytest.mark.parametrize(
     ("adapters", "message"),
     [

@@ -10,7 +10,6 @@ from planner.analysis import layout_tables as layout_study
 from planner.analysis import load_curves
 from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
-from planner.core.units import GIB
 from planner.parallelism.sharding import compute_pipeline_bubble
 from planner.planning.evaluation import evaluate_candidate
 from planner.planning.plan import Plan
@@ -46,18 +45,6 @@ def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:
 
 # -------------------------------------------------------------------------------------------------------------
 # charts
-
-
-def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
-    memory = plan.chosen.prediction.memory
-    for chart in (charts.plot_memory_budget({"the plan": memory}),):
-        (rows,) = chart.to_dict()["datasets"].values()
-        assert sum(row["GiB on one GPU (the fullest rank)"] for row in rows) == pytest.approx(
-            memory.total_bytes / GIB
-        )
-        assert {row["part"]: row["GiB on one GPU (the fullest rank)"] for row in rows}[
-            "weights"
-        ] == pytest.approx(memory.weights.mid / GIB, rel=1e-6)
 
 
 def test_a_line_has_its_interval_and_its_limit() -> None:

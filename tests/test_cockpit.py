@@ -366,10 +366,3 @@ def test_a_choice_in_a_chapter_is_carried_on(folder):
     for scenario in ("current", "chat-70b"):
         study = chapter.open_study(scenario)
         assert bool(try_layouts(study)._carry) == (scenario == "current")
-
-
-def test_parallel_sizes_that_are_settled_are_kept():
-    found = search_deployments(load_scenario("chat-70b", {"layout": {"tp": 2}}))
-    assert {candidate.deployment.layout.tp for candidate in found.candidates} == {2}
-    with pytest.raises(PlannerError, match="layout"):
-        load_scenario("chat-70b", {"layout": {"replicas": 2}})

@@ -133,17 +133,6 @@ def test_of_a_tie_the_gpu_that_is_owned_is_taken(
     assert (plan.chosen.deployment.gpu.name == get_gpu("RTX-6000-Ada").name) == is_own
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_the_options_cost_more_the_safer_they_are(name: str) -> None:
-    plan = plan_of(name)
-    options = list(plan.options.values())
-    assert [each.cost_key for each in options] == sorted(each.cost_key for each in options)
-    assert plan.gamble is not None and plan.gamble.probability >= 0.5
-    assert plan.safe is None or plan.safe.probability >= 0.95
-    assert (plan.verdict == "holds") == (plan.probability >= plan.scenario.confidence)
-
-
 def test_the_search_finds_what_brute_force_finds() -> None:
     """Every format and number of replicas of one GPU on one kind of machine, each stated in full."""
     plan = plan_chat({
@@ -252,13 +241,6 @@ def test_each_kind_of_gpu_has_the_plan_that_it_has_alone() -> None:
         if alone.chosen and kind.candidate and not kind.reason:
             assert kind.candidate.cost_key == alone.chosen.cost_key
             assert kind.candidate.probability == pytest.approx(alone.probability, abs=0.02)
-
-
-def test_a_search_for_the_choice_alone_makes_the_same_choice() -> None:
-    whole = plan_chat()
-    brief = search_deployments(whole.scenario, with_options=False)
-    assert whole.chosen and brief.chosen and brief.verdict == whole.verdict
-    assert brief.chosen.cost_key == whole.chosen.cost_key
 
 
 def test_more_slots_make_tokens_slower_and_waits_shorter() -> None:

@@ -212,17 +212,6 @@ def test_a_replay_of_what_was_measured_keeps_within_max_model_len(tmp_path: Path
     )
 
 
-def test_a_page_alone_tells_preemption_and_queues(tmp_path: Path) -> None:
-    assert found(played("8B on L40S", "kv_preemption")[0], None, tmp_path)[0] == "kv_preemption"
-    assert found(played("8B on L40S", "oversubscribed")[0], None, tmp_path)[0] == "oversubscribed"
-    assert (
-        found(
-            Server(deployed("8B on L40S"), rated(deployed("8B on L40S"), CHAT, 0.4)), None, tmp_path
-        )
-        == []
-    )
-
-
 def test_a_full_cache_is_no_lack_of_places(tmp_path: Path) -> None:
     """Requests wait, a few are preempted, and no block is free: more places in the batch would not help."""
     times = {"ttft": (0.46, 100), "queue": (0.16, 100), "prefill": (0.27, 100)}

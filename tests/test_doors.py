@@ -41,7 +41,6 @@ from planner.ui import cli
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
-
 PAGE = "".join(
     f"{line}\n"
     for line in (

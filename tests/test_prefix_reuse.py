@@ -121,33 +121,6 @@ def test_replicas_find_what_a_plain_cache_of_their_size_finds(replicas: int) -> 
     assert expected < TRACE.prefix_hit_rate - 0.05, "a cache that forgets nothing finds more"
 
 
-def test_a_plan_rests_on_the_hit_rate_of_its_own_replicas() -> None:
-    workload = Workload.from_trace(TRACE)
-    four = on_h100(4)
-    assert 0 < derive_effective_workload(four, workload).prefix_hit_rate < workload.prefix_hit_rate
-    assert (
-        derive_effective_workload(
-            four.with_args(enable_prefix_caching=False), workload
-        ).prefix_hit_rate
-        == 0
-    )
-    assert (
-        estimate_capacity(four, workload).mid
-        < 0.9 * estimate_capacity(four, replace(workload, trace=None)).mid
-    )
-    affine = simulate_workload(
-        four,
-        get_memory_plan(four).pool,
-        build_step_model(four),
-        workload,
-        router=RouterConfig(four.num_engine_instances, ROUTE_PREFIX_AFFINITY),
-    ).outcome
-    assert (
-        affine.cached.sum() / TRACE.prompt.sum()
-        > compute_prefix_hit_rate(TRACE, 4, get_memory_plan(four).pool.reported_tokens) + 0.05
-    )
-
-
 @pytest.mark.parametrize("count", [2, 40])
 def test_capacity_is_what_a_crowd_with_the_traces_questions_is_served(count: int) -> None:
     """Two replicas: a queue does not grow at 0.93 of it and grows at 1.1, whether few documents are read or many."""

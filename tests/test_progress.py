@@ -6,7 +6,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -214,20 +213,6 @@ def test_a_plan_that_was_cut_short_is_not_kept(
     assert not list(tmp_path.rglob("*.pickle"))
     assert not notebook_session.search_cached(load_scenario(SMALL)).left_out
     assert len(list(tmp_path.rglob("*.pickle"))) == 1
-
-
-def test_a_what_if_that_was_cut_short_is_none() -> None:
-    plan = plan_of("chat-70b")
-    with watch_progress() as watch:
-        assert run_what_ifs(plan, lambda _: replace(plan, left_out=("cut",))) == ()
-    assert len(watch.left_out["what-ifs"]) == len(list(propose_changes(plan)))
-
-
-def test_other_gpus_without_time_say_so() -> None:
-    plan = plan_of("chat-70b")
-    with watch_late() as watch:
-        assert build_answer(plan).unlisted == ()
-    assert watch.left_out["options outside the scenario"] == ["formats", "GPUs"]
 
 
 @pytest.mark.parametrize(

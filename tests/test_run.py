@@ -306,14 +306,6 @@ def test_more_in_flight_than_there_is_room_for_wait(most: float) -> None:
     assert found.decode_batch <= 32
 
 
-@pytest.mark.parametrize("deployment", [CARD, CARD.with_replicas(4)], ids=["one engine", "four"])
-def test_each_engine_gets_its_share(deployment: Deployment) -> None:
-    found = predict(deployment, CHAT.with_rate(1.5 * deployment.num_engine_instances)).performance
-    alone = predict(CARD, CHAT.with_rate(1.5)).performance
-    assert found.get("tpot", "mean").mid == pytest.approx(alone.get("tpot", "mean").mid, rel=0.01)
-    assert found.request_tps.mid == pytest.approx(1.5 * deployment.num_engine_instances)
-
-
 def test_a_benchmark_of_few_requests_is_that_run() -> None:
     """From the first request to the last token, with the idle end that every closed run has."""
     few = replace(CHAT, rate=None, concurrency=16, num_prompts=64)

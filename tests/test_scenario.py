@@ -1,8 +1,6 @@
 """Scenario files: what they may say, and how a mistake in one is told."""
 
-import inspect
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from planner.core.catalog import StrictEntry
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import deploy_on
 from planner.engines.engine import get_engine
-from planner.engines.engine_args import EngineArgs
 from planner.models.registry import load_model
-from planner.planning import scenario_schema
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import (
-    SCENARIO_DIR,
     list_scenarios,
     load_scenario,
     parse_scenario,
@@ -400,20 +394,6 @@ def test_an_unknown_scenario_and_a_broken_file(tmp_path: Path) -> None:
         load_scenario(tmp_path / "torn.yaml")
     with pytest.raises(PlannerError, match="cannot read"):
         load_scenario(tmp_path / "absent.yaml")
-
-
-def test_the_shipped_scenarios_explain_every_field() -> None:
-    """notebooks/commands.md says so of chat-70b.yaml; work without users waiting is explained by offline-batch."""
-    texts = [(SCENARIO_DIR / f"{name}.yaml").read_text() for name in ("chat-70b", "offline-batch")]
-    words = {word for text in texts for word in re.findall(r"\w+", text)}
-    entries = [
-        entry
-        for _, entry in inspect.getmembers(scenario_schema, inspect.isclass)
-        if issubclass(entry, StrictEntry) and entry.__module__ == scenario_schema.__name__
-    ]
-    fields = {name for entry in entries for name in entry.model_fields}
-    arguments = set(EngineArgs.__dataclass_fields__)
-    assert len(entries) > 10 and fields - arguments <= words
 
 
 def test_a_model_that_is_not_known_by_its_name_is_said_to_be_taken_for_another() -> None:

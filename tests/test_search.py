@@ -186,17 +186,6 @@ def test_replicas_follow_from_the_rate() -> None:
     assert state_deployment(asked(60.0), one_less.deployment).probability < 0.8
 
 
-def test_what_was_chosen_is_within_its_own_limits() -> None:
-    chosen = small().chosen
-    assert chosen and chosen.prediction.performance
-    assert 0 < chosen.limit_utilization <= 1
-    assert chosen.deployment.args.max_num_seqs % 8 == 0
-    assert chosen.prediction.performance.decode_batch <= chosen.deployment.args.max_num_seqs
-    assert (
-        chosen.deployment.args.max_model_len == 1280
-    )  # 1.1 x 1000 tokens, rounded up to a multiple of 256
-
-
 def test_your_own_prices_change_the_answer() -> None:
     cheap = search_deployments(parse_scenario({**CHAT_8B, "prices": {"H100-SXM": 0.1}}, "s")).chosen
     dear = search_deployments(

@@ -188,12 +188,6 @@ def test_what_the_package_imports_is_required() -> None:
     ] == []
 
 
-def test_numba_is_the_tested_one() -> None:
-    """A wheel carries code that it compiled, which no other version loads."""
-    (numba,) = (line for line in PROJECT["dependencies"] if line.startswith("numba"))
-    assert numba in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-
-
 IN_TURN = """
 import contextlib, json, os, sys
 from pathlib import Path

@@ -346,24 +346,6 @@ def test_nothing_speeds_up_more_than_it_accepts(batch: int, k: int, rate: float)
     assert found.verify_s >= found.plain_s
 
 
-@pytest.mark.parametrize("batch", [1, 16, 64])
-def test_the_closed_form_is_the_replays(batch: int) -> None:
-    """Over 144 closed loops of four models TPOT differs by 1.6% in the median (0.8% without speculation)."""
-    served = llama()
-    workload = Workload(
-        LengthDistribution.from_uniform(400, 0.8),
-        LengthDistribution.from_uniform(400, 0.8),
-        concurrency=batch,
-    )
-    closed, found = evaluate(served, workload).performance, replayed(served, batch)
-    assert closed is not None
-    for metric in ("tpot", "itl"):
-        assert getattr(closed, metric)["mean"].mid == pytest.approx(
-            found.summarize(metric)["mean"], rel=0.06
-        )
-    assert closed.output_tps.mid == pytest.approx(found.output_tps, rel=0.06)
-
-
 def test_below_capacity_all_that_comes_is_served() -> None:
     """And requests that leave sooner leave a smaller batch behind; an output holds more tokens, and comes later."""
     workload = Workload(

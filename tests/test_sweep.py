@@ -1,7 +1,6 @@
 """Sweeps: which points there are, and that a store loses none of their answers and asks for none twice."""
 
 import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from planner.tools.answer_store import compute_answer_key
 from planner.tools.batch import answer_chunk, answer_point, unify_column_type
 from planner.tools.sweep_points import SweepPoints, read_sweep
 from planner.ui.cli import main
-from planner.ui.sweep_text import format_sweep
 
 PREDICT = {
     "answer": "predict",
@@ -137,15 +135,6 @@ def test_the_table_is_written_however_printing_ends(
     assert len(pd.read_csv(tmp_path / "out.csv")) == 2
 
 
-def test_a_day_with_quiet_hours_takes_fewer_gpu_hours(tmp_path: Path) -> None:
-    fixed = {"gpus": [{"gpu": "L4", "at_most": 4}], "workload.rate": 20, "confidence": 0.5}
-    day = {"workload.day": [[0.1] * 12 + [1.0] * 12]}
-    sweep = read_sweep(written(tmp_path, answer="plan", replay=True, set=fixed, grid=day))
-    found = answer_point(sweep, sweep.points[0])
-    assert 1 <= found["replicas_fewest"] < found["replicas_most"]
-    assert 0.5 * found["gpu_hours_fixed"] < found["gpu_hours"] < 0.8 * found["gpu_hours_fixed"]
-
-
 def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path) -> None:
     sweep = replace(read_sweep(written(tmp_path)), folder=tmp_path)
     first, second, _ = (make_key(sweep, point) for point in sweep.points)
@@ -230,22 +219,6 @@ def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None
     )
 
 
-def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsys) -> None:
-    """A card for a tenth of a request a second keeps its promises, for ten it breaks them; -1 is no rate."""
-    path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
-    assert main(command(path, "out.csv")) == 1
-    found, _, _, low, high, wrong, _, estimates, _, files = capsys.readouterr().out.splitlines()
-    assert files.startswith("table: ") and files.endswith("out.csv")
-    assert estimates.startswith("Estimates are in closed form")
-    assert found.startswith("3 points: 1 error, 1 meets the targets, 1 misses one.")
-    assert low.split()[:3] == ["0.1", "meets", "targets"] and high.split()[:2] == ["10", "misses"]
-    dot, edge = ("●", "▏") if "●" in low else ("o", "|")
-    assert low.rindex(dot) < low.rindex(edge) and high.rindex(dot) > high.rindex(edge)
-    assert wrong.split()[:2] == ["-1", "error"]
-    rows = [{"set.workload.rate": n, "status": "error"} for n in range(3)]
-    assert format_sweep(rows, max_rows=2).endswith("... and 1 more")
-
-
 def test_the_cheapest_gpu_at_each_load_is_marked_and_what_is_assumed_is_said(
     tmp_path: Path, capsys
 ) -> None:
@@ -264,16 +237,6 @@ def test_the_cheapest_gpu_at_each_load_is_marked_and_what_is_assumed_is_said(
     assert (rows["cheapest"] == "yes").any() and "The cheapest GPU that holds" in said
     assert "USD/month" in said and "$" in said
     assert all("Of the prompt lengths only the mean is given" in text for text in rows["assumed"])
-
-
-def test_a_long_run_says_how_far_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By this clock something takes 40 s each time that anybody looks at it."""
-    path, now = written(tmp_path), iter(range(0, 10**6, 40))
-    monkeypatch.setattr(batch, "monotonic", lambda: float(next(now)))
-    assert main(command(path, "out.csv", "--workers", "1")) == 0
-    assert re.search(r"[12] of 3 points, about \d minutes? left", capsys.readouterr().err)
 
 
 def test_a_column_of_a_table_has_one_type() -> None:
