@@ -537,3 +537,14 @@ def test_an_adapter_on_two_stages_is_read_and_launched_by_halves() -> None:
     assert half.adapter_token_s == pytest.approx(whole.adapter_token_s / 2)
     assert half.adapter_s == pytest.approx(whole.adapter_s / 2, rel=0.1)  # ends of the model apart
     assert half.adapter_cold_s == whole.adapter_cold_s
+
+
+def test_whole_requests_differ_as_their_answers_do() -> None:
+    """Alone on a GPU a request takes its tokens times their pace: uniform answers are known."""
+    outputs = LengthDistribution.from_uniform(1333, 0.5)  # up to 1,333, from half of that
+    workload = Workload(LengthDistribution.from_constant(100), outputs, rate=0.001)
+    deployment = deploy(max_model_len=4096)
+    found = open_loop(deployment, get_memory_plan(deployment), workload)
+    for name in ("p50", "p95"):
+        whole = found.ttft["mean"].mid + getattr(outputs, name) * found.tpot["mean"].mid
+        assert found.e2e[name].mid == pytest.approx(whole, rel=0.05)
