@@ -113,11 +113,18 @@ def test_a_point_that_is_wrong_does_not_end_the_others(tmp_path: Path) -> None:
     assert said[0]["gpu"] == "L4"
 
 
-def test_what_points_lack_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, grid={"workload.rat": [1, 2]})
-    assert main(command(path, "out.csv")) == 1
-    said = capsys.readouterr().err
-    assert "2 of 2 points failed, the first: " in said and "workload.rat" in said
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"grid": {"workload.rat": [1, 2]}}, "workload.rat"),
+        ({"grid": {"headroom": [0, 0.1]}, "set": {"service_level": ["ttft"]}}, "service_level"),
+    ],
+)
+def test_what_points_lack_is_told(
+    wrong: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(written(tmp_path, **wrong), "out.csv")) == 1
+    assert "2 of 2 points failed, the first: " in (told := capsys.readouterr().err) and said in told
     assert len(pd.read_csv(tmp_path / "out.csv")) == 2
 
 

@@ -61,8 +61,13 @@ def run_predict(options: argparse.Namespace) -> int:
         else open_default_store(print_message)
     )
     rows = answer_points(file, store, options.scheduler, options.workers, print_message)
-    limits = sweep.fields.get("service_level") or {} if sweep else {}
-    metrics = [f"{metric}_ms_{point}" for metric, points in limits.items() for point in points]
+    limits = sweep.fields.get("service_level") if sweep else None
+    metrics = [
+        f"{metric}_ms_{point}"
+        for metric, points in (limits.items() if isinstance(limits, dict) else ())
+        if isinstance(points, dict)  # else each point has its error
+        for point in points
+    ]
     write_table(file, rows, out)
     if sweep:
         print(format_sweep(rows, metrics, detect_style()))
