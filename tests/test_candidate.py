@@ -16,7 +16,6 @@ from planner.planning.capacity import estimate_capacity
 from planner.planning.engine_tuning import tune_to_margin
 from planner.planning.evaluation import check_against_slos, evaluate_candidate
 from planner.planning.scenario import Scenario, parse_scenario
-from planner.planning.search import search_deployments
 from planner.planning.simulation_runs import (
     simulate_once,
 )
@@ -142,17 +141,6 @@ def test_a_sentence_tells_a_figure_from_its_limit(seconds: float, limit: float) 
     """Never "may reach 50 ms, above 50 ms", unless they differ by less than a hundredth of a millisecond."""
     if seconds > limit + (0.011 if seconds >= 10 else 1.1e-5):
         assert format_latency(seconds, limit) != format_latency(limit)
-
-
-# ---------------------------------------------------------------------------------------------------
-# the confirmation
-
-
-@pytest.fixture(scope="module")
-def plan():
-    return search_deployments(
-        asked(gpus=[{"gpu": "L40S", "at_most": 4}, {"gpu": "L4", "at_most": 4}])
-    )
 
 
 def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from shipped import answer_of
+from shipped import answer_of, plan_of
 
 from planner.answers import build_answer, serialize_answer
 from planner.answers.answer import PHRASES, sweep_costs, sweep_latency
@@ -118,7 +118,7 @@ def test_users_who_ask_every_so_often_are_a_rate(cockpit):
 def test_the_simulation_replaces_the_estimate_by_the_plan_of_plan_json(quick_simulation):
     cockpit = open_cockpit()
     cockpit.wait_for_simulation()
-    plan = search_deployments(load_scenario(SMALL))
+    plan = plan_of(SMALL)
     told, figures = serialize_answer(answer_of(plan)), cockpit.answer["figures"]
     assert figures["verdict"] == told["verdict"]
     assert figures["probability"] == pytest.approx(told["probability"], abs=1e-4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy.stats import gamma, multivariate_normal, norm
-from shipped import open_loop
+from shipped import open_loop, plan_of
 
 from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
@@ -39,7 +39,6 @@ from planner.planning.max_load import find_max_load
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.plan import get_reference_deployment
 from planner.planning.scenario import load_scenario
-from planner.planning.search import search_deployments
 from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import SloTarget, compute_joint_probability
 from planner.planning.tolerance import EvaluationStore, compute_error_factor
@@ -99,7 +98,7 @@ def test_decode_contexts_multiply_the_tokens_that_a_pool_reports() -> None:
 def test_a_larger_error_takes_more_of_every_limit() -> None:
     """By definition of z: steps take exp(sigma z) times as long, and no limit likes slower steps."""
     scenario = load_scenario("edge-8b-24gb")
-    deployment = get_reference_deployment(search_deployments(scenario))
+    deployment = get_reference_deployment(plan_of("edge-8b-24gb"))
     store = EvaluationStore(scenario)
     shares = [store.get_margin(deployment, z) for z in (-1.0, 0.0, 1.0)]
     assert shares[0] < shares[1] < shares[2]

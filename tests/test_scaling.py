@@ -144,7 +144,7 @@ def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**SMALL, "workload": {**counted_in, "day": "day.csv"}}))
     found = load_scenario(path)
     assert found.workload.rate == 2 / 3600 and found.files[-1] == tmp_path / "day.csv"
-    assert search_deployments(found).chosen is not None
+    assert search_analytically(found).chosen is not None
 
 
 @pytest.mark.parametrize("shape", [0.2, 1.0])
