@@ -181,13 +181,14 @@ def test_a_probe_kills_after_its_delay_and_all_its_failures(fields: str, seconds
 def test_requests_that_all_run_at_once_take_no_share_of_the_load() -> None:
     """In a closed loop nobody waits for a slot that is free: only the latencies, far from their limits, count."""
     workload = Workload(
-        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), concurrency=4
+        LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), concurrency=8
     )
     slack = (SloTarget("ttft", "p95", 60.0), SloTarget("tpot", "p95", 2.0))
     scenario = replace(load_scenario("edge-8b-24gb"), workload=workload, slo_targets=slack)
     store = EvaluationStore(scenario, quick=False)
-    deployment = deploy(max_model_len=4096, max_num_seqs=8)
-    assert store.get_margin(deployment, 0.0) < 0.1
+    for slots in (8, 16):
+        deployment = deploy(max_model_len=4096, max_num_seqs=slots)
+        assert store.get_margin(deployment, 0.0) < 0.1
     hard = replace(scenario, slo_targets=(SloTarget("tpot", "p95", 1e-6),))
     assert EvaluationStore(hard, quick=False).get_margin(deployment, 0.0) > 1000, "of a millisecond"
 
@@ -527,6 +528,9 @@ def test_a_rank_of_a_pipeline_keeps_its_own_layers_of_what_goes_to_the_host() ->
     kept, cut = (estimate_kv_offload(d, get_memory_plan(d).pool) for d in (one, two))
     assert cut.num_blocks == pytest.approx(kept.num_blocks, abs=1)
     assert cut.load_block_s == pytest.approx(kept.load_block_s / 2)
+    windows = deploy_on("google/gemma-3-27b-it", "H100", kv_offloading_size=64)
+    assert len((pool := get_memory_plan(windows).pool).layout.groups) == 2
+    assert not any(estimate_kv_offload(windows, pool)), "what a release keeps of windows differs"
 
 
 def test_an_adapter_on_two_stages_is_read_and_launched_by_halves() -> None:
