@@ -529,8 +529,7 @@ def test_a_rank_of_a_pipeline_keeps_its_own_layers_of_what_goes_to_the_host() ->
     assert cut.num_blocks == pytest.approx(kept.num_blocks, abs=1)
     assert cut.load_block_s == pytest.approx(kept.load_block_s / 2)
     windows = deploy_on("google/gemma-3-27b-it", "H100", kv_offloading_size=64)
-    assert len((pool := get_memory_plan(windows).pool).layout.groups) == 2
-    assert not any(estimate_kv_offload(windows, pool)), "what a release keeps of windows differs"
+    assert not any(estimate_kv_offload(windows, get_memory_plan(windows).pool))  # unlike by release
 
 
 def test_an_adapter_on_two_stages_is_read_and_launched_by_halves() -> None:
