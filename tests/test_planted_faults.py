@@ -33,6 +33,7 @@ from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_
 from planner.memory.runtime_overhead import FittedConstant
 from planner.models.registry import load_model
 from planner.parallelism.communication import estimate_collectives
+from planner.planning.capacity import estimate_capacity
 from planner.planning.engine_tuning import generate_neighbours
 from planner.planning.growth import GrowthLimit
 from planner.planning.max_load import find_max_load
@@ -183,7 +184,7 @@ def test_requests_that_all_run_at_once_take_no_share_of_the_load() -> None:
     workload = Workload(
         LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), concurrency=8
     )
-    slack = (SloTarget("ttft", "p95", 60.0), SloTarget("tpot", "p95", 2.0))
+    slack = (SloTarget("tpot", "p95", 2.0),)
     scenario = replace(load_scenario("edge-8b-24gb"), workload=workload, slo_targets=slack)
     store = EvaluationStore(scenario, quick=False)
     for slots in (8, 16):
@@ -550,3 +551,26 @@ def test_whole_requests_differ_as_their_answers_do() -> None:
     for name in ("p50", "p95"):
         whole = found.ttft["mean"].mid + getattr(outputs, name) * found.tpot["mean"].mid
         assert found.e2e[name].mid == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_headroom_takes_its_share_of_what_all_replicas_serve(quick: bool) -> None:
+    """4/5 of the capacity may be used: 5/4 of the share. Twice the traffic on twice the replicas is the same share.
+
+    Where more arrives than is served a first token waits without end, and the pace stays one.
+    """
+    base = replace(load_scenario("edge-8b-24gb"), slo_targets=(SloTarget("tpot", "p95", 1.0),))
+    alone = deploy(max_model_len=4096, max_num_seqs=16)
+    most = estimate_capacity(alone, base.workload).mid
+
+    def use(load: float, headroom: float, replicas: int = 1, metric: str = "tpot") -> float:
+        scenario = replace(
+            base, workload=base.workload.with_rate(load * replicas * most), headroom=headroom,
+            slo_targets=(SloTarget(metric, "p95", 100.0),),
+        )  # fmt: skip
+        return EvaluationStore(scenario, quick).get_margin(alone.with_replicas(replicas), 0.0)
+
+    assert use(0.75, 0.0) == pytest.approx(0.75, rel=0.2)  # in closed form, if quick
+    assert use(0.75, 0.2) == pytest.approx(use(0.75, 0.0) / 0.8, rel=0.03)
+    assert use(0.75, 0.0, replicas=2) == pytest.approx(use(0.75, 0.0), rel=0.02)
+    assert use(2.0, 0.0) < 3 and (quick or math.isinf(use(2.0, 0.0, metric="ttft")))
