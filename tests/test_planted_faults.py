@@ -15,10 +15,15 @@ from planner.core.catalog import CATALOG_DIR
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import convert_gib_to_bytes, parse_bytes
+from planner.deploy.artifacts import list_benchmark_lengths
 from planner.engines.deployment import deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.kv_offload import estimate_kv_offload
-from planner.latency.lora_adapters import compute_adapter_costs, estimate_distinct_adapters
+from planner.latency.lora_adapters import (
+    compute_adapter_costs,
+    estimate_distinct_adapters,
+    limit_sequences_by_adapters,
+)
 from planner.latency.measured_residuals import OperatingPoint, estimate_residual, widen_sigma
 from planner.latency.power import GpuActivity, estimate_gpu_activity
 from planner.latency.startup_time import estimate_startup
@@ -26,7 +31,7 @@ from planner.latency.step_model import build_step_model
 from planner.latency.step_work import count_step_work
 from planner.latency.worker_pool_costs import UNMEASURED_POOL_COSTS, get_pool_coefficients
 from planner.latency.workload_step_costs import build_workload_step_costs
-from planner.memory.concurrency_limits import find_safe_max_num_seqs
+from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.deployment_changes import DeploymentChange
 from planner.memory.kv_cache import KvCachePool, build_kv_layout, get_backend_block_size
 from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
@@ -39,6 +44,7 @@ from planner.planning.growth import GrowthLimit
 from planner.planning.max_load import find_max_load
 from planner.planning.memory_odds import estimate_memory_probability
 from planner.planning.plan import get_reference_deployment
+from planner.planning.prediction import predict
 from planner.planning.scenario import load_scenario
 from planner.planning.simulation_runs import simulate_once
 from planner.planning.slo import SloTarget, compute_joint_probability
@@ -574,3 +580,38 @@ def test_headroom_takes_its_share_of_what_all_replicas_serve(quick: bool) -> Non
     assert use(0.75, 0.2) == pytest.approx(use(0.75, 0.0) / 0.8, rel=0.03)
     assert use(0.75, 0.0, replicas=2) == pytest.approx(use(0.75, 0.0), rel=0.02)
     assert use(2.0, 0.0) < 3 and (quick or math.isinf(use(2.0, 0.0, metric="ttft")))
+
+
+def test_a_pool_of_exactly_the_blocks_that_are_held_is_even_odds() -> None:
+    """Prompts of 1,001 tokens hold 63 blocks of 16 until the last token, and one more is a placeholder."""
+    memory = get_memory_plan(deploy(max_model_len=4096))
+    lengths = (LengthDistribution.from_constant(tokens) for tokens in (1001, 2))
+    load = Workload(*lengths, rate=1.0)
+    odds = [
+        estimate_preemption_risk(replace(memory, pool=replace(memory.pool, num_blocks=n)), load, 5)
+        for n in (314, 316, 318)
+    ]
+    assert odds == pytest.approx([1.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_of_a_thousand_adapters_as_many_run_as_have_slots(slots: int) -> None:
+    """Asked evenly, hardly two requests of so few have the same one."""
+    deployment = deploy(max_loras=slots, max_lora_rank=16, max_num_seqs=64)
+    lengths = (LengthDistribution.from_constant(tokens) for tokens in (100, 10))
+    load = Workload(*lengths, rate=1.0, adapters=1000)
+    assert limit_sequences_by_adapters(deployment, load) == slots
+
+
+def test_requests_of_a_benchmark_fit_and_keep_their_lengths() -> None:
+    """Answers that are often longer than the context end at it; else the mean is that of the workload."""
+    means = []
+    for most in (1400, 16384):
+        deployment = deploy(max_model_len=most)
+        load = Workload(
+            LengthDistribution.from_uniform(900, 0.5), LengthDistribution.from_uniform(800, 0.5), rate=1.0
+        )  # fmt: skip
+        sent = list_benchmark_lengths(predict(deployment, load))
+        assert max(prompt + output for prompt, output in sent) <= most
+        means.append(np.mean([output for _, output in sent]))
+    assert means[0] < 0.99 * means[1] and means[1] == pytest.approx(load.output.mean, rel=0.02)

@@ -118,13 +118,17 @@ def test_a_point_that_is_wrong_does_not_end_the_others(tmp_path: Path) -> None:
     [
         ({"grid": {"workload.rat": [1, 2]}}, "workload.rat"),
         ({"grid": {"headroom": [0, 0.1]}, "set": {"service_level": ["ttft"]}}, "service_level"),
+        ({"grid": {"gpus": [[{"gpu": f"hf_Zq7{'A' * 20}", "at_most": n}] for n in (1, 2)]}}, "GPU"),
     ],
 )
 def test_what_points_lack_is_told(
     wrong: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(written(tmp_path, **wrong), "out.csv")) == 1
-    assert "2 of 2 points failed, the first: " in (told := capsys.readouterr().err) and said in told
+    shown, told = capsys.readouterr()
+    assert (
+        "2 of 2 points failed, the first: " in told and said in told and "Zq7" not in shown + told
+    )
     assert len(pd.read_csv(tmp_path / "out.csv")) == 2
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from planner.core.files import list_columns
 from planner.core.intervals import Interval
 from planner.core.number_format import format_number, format_probability, format_usd
+from planner.core.redaction import redact_text
 from planner.core.text import format_columns, format_count
 from planner.engines.layout import ParallelLayout
 from planner.ui.terminal import TerminalStyle
@@ -48,7 +49,7 @@ def format_sweep(
         [*heads, style.choose("● of the tightest ▏ limit", "o of the tightest | limit")]
     ]
     for row in points[:max_rows]:
-        cells = [format_setting(row.get(name)) for name in fields]
+        cells = [redact_text(format_setting(row.get(name))) for name in fields]
         cells.append(f"{_describe_verdict(row)}{' (estimate)' * _is_estimate(row)}")
         figures = {**row, "layout": _format_layout(row)}
         cells += [_format_figure(name, figures.get(name)) for name in shown]
