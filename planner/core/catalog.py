@@ -108,13 +108,15 @@ def _describe_problem(
         return f"{location}, field {'.'.join(shown)}: unknown field{hint}", listed
     value = problem["input"]
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        known = sorted(_find_type_at(entry_type, path).model_fields)
-        named = _find_type_at(entry_type, path) is not entry_type
-        expected = f"must be fields with values, such as {{{known[0]}: ...}}" if named else (
-            "must be names with values, such as {name: value}"
-        )  # fmt: skip
-        listed = f"; accepted: {', '.join(known)}" if named else ""
-        return f"{location}, field {field}: {expected}, got {quote_value(value)}", listed
+        at_hand = _find_type_at(entry_type, path)
+        fields = {} if at_hand is entry_type else at_hand.model_fields
+        needed = [name for name, each in fields.items() if each.is_required()]
+        example = ": ..., ".join(needed or [*fields][:1] or ["name"])
+        return (
+            f"{location}, field {field}: must be {'fields' if fields else 'names'} with values, such as"
+            f" {{{example}: ...}}, got {quote_value(value)}",
+            f"; accepted: {', '.join(sorted(fields))}" if fields else "",
+        )
     expected = problem["msg"].replace("Input should be", "must be")
     if "than" in problem["type"] and value is True:
         expected = "must be a number"
