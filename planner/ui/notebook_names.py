@@ -55,10 +55,7 @@ _BY_MODULE: Mapping[str, str] = {
         "InteractiveView ask_number build_choice conclude fold_content render_changes "
         "show_code show_figure show_markdown show_note show_picture show_table"
     ),
-    "ui.plan_comparison": (
-        "build_plan_comparison build_plan_titles compare_costs compare_limits "
-        "describe_cheapest_plan"
-    ),
+    "ui.plan_comparison": "build_plan_comparison build_plan_titles",
     "ui.plan_tables": (
         "build_candidate_table build_fact_table build_ramp_table build_rejection_table"
     ),
