@@ -123,6 +123,8 @@ def walk(value: Any, path: str = "answer") -> Iterator[tuple[str, float]]:
         for name, each in named.items():  # such as the total of a start-up's parts
             if isinstance(value, Interval) or not isinstance(each, property | cached_property):
                 continue
+            if name == "newest_quote":  # a date, which the scenario's own price does not have
+                continue
             kinds = NUMBERS if isinstance(value, Offer) else int | float | Interval
             found = getattr(value, name)
             if isinstance(found, kinds | GpuPrice | StartupTime):
@@ -139,7 +141,7 @@ def list_figures(answer: Answer) -> list[tuple[str, float]]:
     """The figures of an answer, of its offers, and of what hangs on its plan."""
     parts: dict[str, Any] = {
         name: getattr(answer, name)
-        for name in ("scenario", "autoscaling", "billing", "api_comparison", "surge", "growth",
+        for name in ("scenario", "autoscaling", "billing", "api_comparison", "even_odds", "growth",
                      "ramp", "curve", "ways_out", "saved_usd", "latency_spread")
     }  # fmt: skip
     kinds = [answer.offer(each.candidate) for each in answer.by_gpu if each.candidate]
@@ -147,7 +149,7 @@ def list_figures(answer: Answer) -> list[tuple[str, float]]:
     ways = answer.ways_out.change if answer.ways_out else None
     parts["offers"] = [
         *answer.candidates[:12], *answer.named_options.values(), *answer.other_options.values(),
-        answer.runner_up, answer.measure_first, answer.always_on, *kinds, near,
+        answer.runner_up, answer.measure_first, *kinds, near,
         answer.offer(ways[2], ways[1]) if ways else None, answer.best_disaggregated,
     ]  # fmt: skip
     parts["with one lost"] = [
@@ -200,7 +202,7 @@ def test_an_answer_reads_as_it_did(name: str) -> None:
     assert text.splitlines() == path.read_text(encoding="utf-8").splitlines()
 
 
-MEMO_PARTS = ("title", "deployment", "sentences", "tiles", "api", "day", "asked", "options",
+MEMO_PARTS = ("title", "deployment", "sentences", "tiles", "api", "asked", "options",
               "capacity_note", "risks", "next_step", "finding", "bars", "basis")  # fmt: skip
 PAGE_PARTS = ("word", "head", "sub", "say", "month", "period", "hour", "tiles", "why")
 

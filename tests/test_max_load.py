@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shipped import plan_once, small_plan, small_scenario
 
 from planner.latency.step_model import build_step_model
-from planner.planning.growth import judge_surge
+from planner.planning.growth import find_even_odds
 from planner.planning.max_load import find_largest, find_max_load, round_figure
 from planner.planning.plan import Plan
 from planner.planning.scenario import parse_scenario
@@ -71,10 +71,10 @@ ONE_LIMIT: dict[str, Any] = {
 def test_odds_at_the_largest_rate_and_at_even_odds_are_those_of_plans() -> None:
     """Whoever states the rate that was found, and the one at even odds, gets the same answer."""
     most = plan_once(parse_scenario(ONE_LIMIT, "max"))
-    surge = judge_surge(most)
-    assert most.verdict == "holds" and surge and surge.even_odds
-    assert surge.even_odds.load >= most.scenario.workload.rate
-    assert surge.unlimited.keys() == {"p95 TTFT"} == surge.even_odds.unlimited.keys()
+    even = find_even_odds(most)
+    assert most.verdict == "holds" and even
+    assert even.load >= most.scenario.workload.rate
+    assert even.unlimited_here.keys() == {"p95 TTFT"} == even.unlimited.keys()
 
     def plan_at(rate: float) -> Plan:
         stated = {**ONE_LIMIT, "workload": {**ONE_LIMIT["workload"], "rate": rate}}
@@ -82,17 +82,17 @@ def test_odds_at_the_largest_rate_and_at_even_odds_are_those_of_plans() -> None:
 
     stated = plan_at(most.scenario.workload.rate)
     assert stated.chosen and stated.probability == most.probability
-    assert stated.performance.get("ttft", "p95") == surge.unlimited["p95 TTFT"]
-    even = plan_at(surge.even_odds.load)
-    assert even.verdict == "at_risk" and even.probability >= 0.5
+    assert stated.performance.get("ttft", "p95") == even.unlimited_here["p95 TTFT"]
+    likely = plan_at(even.load)
+    assert likely.verdict == "at_risk" and likely.probability >= 0.5
 
 
 def test_even_odds_lie_where_the_expected_pace_reaches_its_limit() -> None:
     """At 1.14 a second an L40S with the engine's own arguments is expected to take 50 ms a token."""
-    surge = judge_surge(plan_once(parse_scenario(ONE_LIMIT, "max")))
-    assert surge and surge.even_odds and 1.14 <= surge.even_odds.load < 1.14 * 1.5
-    assert surge.even_odds.probability == pytest.approx(0.5, abs=0.03)
-    assert surge.unlimited["p95 TTFT"].mid < 2
+    even = find_even_odds(plan_once(parse_scenario(ONE_LIMIT, "max")))
+    assert even and 1.14 <= even.load < 1.14 * 1.5
+    assert even.probability == pytest.approx(0.5, abs=0.03)
+    assert even.unlimited_here["p95 TTFT"].mid < 2
 
 
 def test_users_are_whole_and_a_limit_is_the_shortest() -> None:

@@ -47,15 +47,10 @@ def test_a_saved_plan_is_planned_again_beside_itself(
     shown = capsys.readouterr().out
     table = read_table(shown)
     assert "saved 2026-09-01" in shown
-    assert {"Verdict", "Deployment", "GPUs", "Cost", "p95 TTFT", "p95 TPOT"} <= {*table}
+    assert {"Verdict", "Deployment", "Cost", "p95 TTFT", "p95 TPOT"} <= {*table}
     assert all(then == now for then, now in table.values())
-    halved = [
-        usd / 2 for usd in json.loads((saved / "plan.json").read_text())["cost"]["usd_per_month"]
-    ]
-    assert (
-        main(["plan", change(saved, tmp_path, cost={"usd_per_month": halved}, probability=0.5)])
-        == 0
-    )
+    halved = [usd / 2 for usd in json.loads((saved / "plan.json").read_text())["usd_per_hour"]]
+    assert main(["plan", change(saved, tmp_path, usd_per_hour=halved, probability=0.5)]) == 0
     changed = read_table(capsys.readouterr().out)
     assert changed["Verdict"] == ("Meets targets, 50% likely", table["Verdict"][1])
     assert changed["Cost"][1] == table["Cost"][1] != changed["Cost"][0]

@@ -17,7 +17,6 @@ from planner.hardware.prices import look_up_gpu_price
 from planner.planning.autoscaling import (
     AutoscalingPlan,
     fill_short_lulls,
-    find_cheaper_always_on,
     plan_autoscaling,
 )
 from planner.planning.billing import compare_billing, measure_budget, price_serverless
@@ -228,16 +227,6 @@ def test_an_owners_bill_is_the_same_on_or_off_but_for_power() -> None:
     bills = bill_month(paid, price.median_usd)
     power = found.gpu_hours * 0.0216 * 365.25 / 12
     assert bills["scaled by the hour"] == pytest.approx(750 * count / 4 + power)
-
-
-def test_what_is_cheaper_without_scaling_is_named_where_the_choice_rests_on_it() -> None:
-    plan = planned()[0]
-    assert find_cheaper_always_on(plan.chosen, plan.candidates) is None
-    usual = plan.chosen.prediction
-    twice = replace(usual, usd_per_hour_interval=usual.usd_per_hour_interval * 2)
-    dear = replace(plan.chosen, billed_fraction=0.3, prediction=twice)
-    found = find_cheaper_always_on(dear, (dear, *plan.candidates))
-    assert found and found.usd_per_hour == plan.chosen.usd_per_hour
 
 
 @pytest.mark.parametrize(

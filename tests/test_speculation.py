@@ -7,13 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shipped import answer_of, plan_of
 
+from planner.analysis.layout_tables import begin_study
 from planner.analysis.speculation_tables import (
     describe_paying_loads,
+    propose_drafts,
     sweep_draft_loads,
 )
 from planner.core.errors import PlannerError
 from planner.core.intervals import Z_SCORE_80PCT
+from planner.core.number_format import format_number
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
 from planner.engines.engine import get_engine
@@ -258,15 +262,6 @@ def test_a_module_of_several_layers_drafts_as_a_whole() -> None:
     assert draft is not None and len(draft.architecture.layers) == 2
 
 
-SERVED = [
-    ("meta-llama/Llama-3.1-8B", "H100", 1, "eagle"),
-    ("meta-llama/Llama-3.1-8B", "L40S", 1, "eagle3"),
-    ("meta-llama/Meta-Llama-3.1-70B", "H100", 4, "eagle3"),
-    ("Qwen/Qwen3-30B-A3B", "H100", 1, "eagle3"),
-    ("deepseek-ai/DeepSeek-R1", "H200", 8, "mtp"),
-]
-
-
 def test_a_mixture_of_experts_pays_most_in_the_middle() -> None:
     """As MoESD (arXiv 2505.19645) finds: at medium batch drafted tokens wake few experts that are not read anyway."""
     served = deploy_on(
@@ -313,6 +308,16 @@ def test_up_to_the_load_that_is_told_drafts_pay_in_the_replay() -> None:
         assert (
             with_drafts < replay_tpot_s(replace(drafted, speculation=None), share * most)
         ) == pays
+
+
+def test_terminal_and_chapter_name_the_same_load() -> None:
+    """The chapter's drafts are those of the answer, on the plan's own deployment."""
+    plan = plan_of("chat-70b")
+    study, found = begin_study(plan), answer_of(plan).draft_loads
+    drafted, _ = propose_drafts(study.scenario, study.deployment)
+    told = describe_paying_loads(sweep_draft_loads(drafted, study.workload))
+    assert found and f"**{format_number(found['pays_up_to'], 2)} requests/s**" in told
+    assert found["tpot_s"] < found["tpot_without_s"]
 
 
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:

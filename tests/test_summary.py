@@ -60,6 +60,24 @@ def test_what_would_pass_passes() -> None:
     assert table["what is missing"].iloc[0] == f"p95 TTFT is {over}, limit 8 ms"
 
 
+def test_limits_that_pass_together_say_how_likely_they_do() -> None:
+    """Each alone is kept with what was asked; all at once are less likely, and that is what is told."""
+    targets = {"ttft": {"p95": 8}, "tpot": {"p95": 5}}
+    stuck = small_plan({"service_level": targets, "workload.rate": 2})
+    ways, best = answer_of(stuck).ways_out, stuck.best
+    assert ways and best
+    told = {each.name: each for each in ways.relaxations if each.kind == "limit"}
+    assert told.keys() == {"p95 TTFT", "p95 TPOT"}
+    relaxed = [
+        replace(target, seconds=told[target.name].pessimistic)
+        for target in stuck.scenario.slo_targets
+    ]
+    found = simulate_candidate(replace(stuck.scenario, slo_targets=tuple(relaxed)), best)
+    (likely,) = {each.probability for each in told.values()}
+    assert likely < stuck.scenario.confidence
+    assert found.probability == pytest.approx(likely, abs=0.02)
+
+
 def test_what_was_measured_is_named_as_what_it_is() -> None:
     """A run of the very model on the very GPU is more than one of its family; one on another GPU is less."""
     best = answer_of(plan()).best
@@ -73,7 +91,8 @@ def test_what_was_measured_is_named_as_what_it_is() -> None:
     ):
         performance = replace(best.performance, basis=basis)
         offer = replace(best, prediction=replace(best.prediction, performance=performance))
-        vars(offer)["nearest_run"] = {"has_same_model": model, "has_same_gpu": gpu}
+        named = offer.deployment.model.name if model else "another/model"
+        vars(offer)["nearest_run"] = {"model": named, "gpu": offer.gpu if gpu else "another"}
         assert said in PHRASES["basis"][offer.basis]["says"]
     known = {offer.basis for offer in answer_of(plan()).candidates[:12]}
     assert known <= set(PHRASES["basis"])

@@ -22,7 +22,7 @@ from planner.core.number_format import (
 )
 from planner.planning.plan import Plan
 from planner.planning.scenario import list_scenarios, load_scenario
-from planner.planning.scenario_schema import ServerlessEntry
+from planner.planning.scenario_schema import ApiEntry, ServerlessEntry
 from planner.ui.plan_text import format_answer
 from planner.ui.terminal import TerminalStyle, detect_style
 
@@ -150,8 +150,8 @@ def test_a_load_that_is_less_than_any_is_told_in_words() -> None:
     text = " ".join(format_answer(answer, detailed=True).split())
     assert "AT RISK even with one request at a time" in text and "0.001" not in text
     assert re.search(r"Risk p95 TPOT may reach \d+ ms, limit 44", text)
-    assert answer.surge and answer.surge.even_odds and answer.surge.even_odds.load > 0.01
-    assert f"at {format_number(answer.surge.even_odds.load)}: " in text
+    assert answer.even_odds and answer.even_odds.load > 0.01
+    assert f"at {format_number(answer.even_odds.load)}: " in text
 
 
 def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:
@@ -173,16 +173,26 @@ def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:
     )[0]
     share = float(off.replace(",", "")) / float(always.replace(",", ""))
     assert 45 / 168 < share < 50 / 168
-    assert "the mean of 7 days, " in text
     paid = ServerlessEntry(usd_per_gpu_second=0.01)  # $36 an hour, for one that costs $4
     bills = answer.scenario.billing_alternatives.model_copy(update={"serverless": paid})
     dear = answer_of(replace(plan, scenario=replace(answer.scenario, billing_alternatives=bills)))
     told = " ".join(format_answer(dear, detailed=True).split())
-    assert "on these GPUs stopped without traffic" in told and "own GPUs save" in told
-    growth, surge = answer.growth, answer.surge
-    assert growth and surge
-    if surge.probability >= answer.scenario.confidence:  # one does not contradict the other
-        assert growth.confident_rps >= (1 + surge.more) * growth.offered_rps * 0.999
+    assert "on these GPUs if it stops in hours without traffic" in told
+    assert "these GPUs save" in told
+    # options stop in the same hours
+    chosen = answer.chosen
+    assert chosen
+    shares = {round(each.least_bill.usd / each.bill, 2) for each in answer.candidates if each.bill}
+    assert shares == {round(share, 2)}
+    # an API between both bills is undercut by the plan itself, if it stops
+    per_request = 2 * chosen.least_bill.usd / (0.5 * 3600 * 730.5 * 45 / 168)
+    api = ApiEntry(usd_per_mtok_input=0, usd_per_mtok_output=per_request / 100 * 1e6)
+    bills = answer.scenario.billing_alternatives.model_copy(update={"api": api})
+    between = answer_of(
+        replace(plan, scenario=replace(answer.scenario, billing_alternatives=bills))
+    )
+    assert between.cheaper_than_api is between.chosen
+    assert "costs less than the API: $" in format_answer(between).replace("\n           ", "")
 
 
 def test_a_load_and_its_limit_that_round_alike_show_a_digit_more() -> None:

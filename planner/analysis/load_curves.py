@@ -1,11 +1,12 @@
 """Analytical curves of the cockpit: latencies of a plan over the load, and costs of other loads."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from planner.engines.deployment import Deployment
 from planner.latency.performance import Performance
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated import evaluate_disaggregated
@@ -22,6 +23,8 @@ MAX_LAYOUTS_PRICED = 12
 """Most layouts, best first, that other loads are priced for."""
 MIN_REACHED_LOAD = 0.95
 """Share of the offered load up to which a curve through it must reach."""
+NUM_DRAFT_LOADS = 50
+"""Loads at which engines with and without drafts are compared."""
 LOAD_SPAN_FACTOR = 4.0
 """Loads range from this factor below to this factor above the offered load."""
 
@@ -43,6 +46,39 @@ def set_load(workload: Workload, load: float) -> Workload:
     if workload.rate:
         return replace(workload, rate=load, trace=None)
     return replace(workload, concurrency=max(round(load), 1))
+
+
+def list_draft_loads(
+    drafted: Deployment, workload: Workload
+) -> list[tuple[float, float | None, float | None]]:
+    """List loads of all replicas with the mean TPOT (s) without and with drafts, analytically.
+
+    Loads go up to the most that either serves, however long requests wait, the workload's own among
+    them; beyond what one serves its TPOT is missing. Empty if either does not start, or answers have
+    no decode steps.
+    """
+    ways = replace(drafted, speculation=None), drafted
+    found = [each.performance for each in evaluate_batch([(way, workload) for way in ways])]
+    if workload.output.mean <= 1 or not all(found):
+        return []
+    served = [each.capacity.mid for each in found if each and each.capacity]
+    most, (_, own) = max(served) if workload.rate else float(drafted.num_slots), get_load(workload)
+    ordered = sorted({min(own, most), *np.linspace(0, most, NUM_DRAFT_LOADS + 1)[1:].tolist()})
+    cases = [(way, set_load(workload, load)) for load in ordered for way in ways]
+    tpots = [
+        each.get("tpot", "mean").mid if each and not each.saturated else None
+        for each in (prediction.performance for prediction in evaluate_batch(cases))
+    ]
+    return list(zip(ordered, tpots[::2], tpots[1::2], strict=True))
+
+
+def find_paying_loads(
+    rows: Sequence[tuple[float, float | None, float | None]],
+) -> list[tuple[int, int]]:
+    """Find where drafts are faster, or alone serve the load: first and last rows of each range."""
+    pays = [tpot is not None and (plain is None or tpot < plain) for _, plain, tpot in rows]
+    edges = np.flatnonzero(np.diff(pays, prepend=False, append=False)).tolist()
+    return [(first, beyond - 1) for first, beyond in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def sweep_performance(scenario: Scenario, candidate: Candidate) -> list[tuple[float, Performance]]:

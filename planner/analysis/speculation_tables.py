@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from planner.analysis.load_curves import get_load, set_load
+from planner.analysis.load_curves import find_paying_loads, get_load, list_draft_loads
 from planner.analysis.sweep import Row, judge_benefit, sweep
 from planner.core.number_format import format_number
 from planner.core.text import format_count
@@ -20,14 +20,11 @@ from planner.latency.speculative_decoding import (
 )
 from planner.latency.step_model import compute_expected_tokens
 from planner.memory.memory_plan import plan_memory
-from planner.planning.prediction import evaluate_batch
 from planner.planning.scenario import Scenario
 from planner.workload.workload import Workload
 
 EXAMPLE_DRAFT = SpeculationConfig("eagle3", 3, 0.62)
 """Used if a scenario names no draft: chat-70b's source for an EAGLE-3 head."""
-NUM_LOADS = 50
-"""Loads at which engines with and without drafts are compared."""
 
 
 def list_available_methods(deployment: Deployment) -> tuple[str, ...]:
@@ -96,28 +93,10 @@ def sweep_speedup(
 
 
 def sweep_draft_loads(drafted: Deployment, workload: Workload) -> pd.DataFrame | None:
-    """Return the mean TPOT (ms) without and with drafts by load of all replicas, analytically.
-
-    Loads go up to the most that either serves, however long requests wait; beyond what one serves
-    its TPOT is missing. None if either does not start, or answers have no decode steps.
-    """
-    label, _ = get_load(workload)
-    ways = {"without": replace(drafted, speculation=None), "with": drafted}
-    found = [
-        each.performance for each in evaluate_batch([(way, workload) for way in ways.values()])
-    ]
-    if workload.output.mean <= 1 or not all(found):
-        return None
-    served = [each.capacity.mid for each in found if each and each.capacity]
-    most = max(served) if label == "Requests/s" else float(drafted.num_slots)
-    loads = [most * step / NUM_LOADS for step in range(1, NUM_LOADS + 1)]
-    cases = [(way, set_load(workload, load)) for load in loads for way in ways.values()]
-    tpots = [
-        each.get("tpot", "mean").mid * 1e3 if each and not each.saturated else None
-        for each in (prediction.performance for prediction in evaluate_batch(cases))
-    ]
-    columns = dict(zip(ways, (tpots[::2], tpots[1::2]), strict=True))
-    return pd.DataFrame({label.lower(): loads, **columns}, dtype=float)
+    """Return `list_draft_loads` as a table in ms; None if nothing can be compared."""
+    rows, (label, _) = list_draft_loads(drafted, workload), get_load(workload)
+    columns = [label.lower(), "without", "with"]
+    return pd.DataFrame(rows, columns=columns, dtype=float) * [1, 1e3, 1e3] if rows else None
 
 
 def describe_paying_loads(swept: pd.DataFrame | None) -> str:
@@ -125,17 +104,15 @@ def describe_paying_loads(swept: pd.DataFrame | None) -> str:
     if swept is None:
         return "No load is compared: the engine does not start, or answers have no decode steps."
     unit, loads = swept.columns[0], swept.iloc[:, 0]
-    pays = (swept["with"] < swept["without"]) | (swept["with"].notna() & swept["without"].isna())
-    edges = np.flatnonzero(np.diff(pays, prepend=False, append=False)).tolist()
+    rows: Any = swept.astype(object).where(swept.notna(), None).to_numpy().tolist()
     ranges = [
         f"from {format_number(loads[first], 2)} " * (first > 0)
-        + f"up to **{format_number(loads[beyond - 1], 2)} {unit}**"
-        for first, beyond in zip(edges[::2], edges[1::2], strict=True)
+        + f"up to **{format_number(loads[last], 2)} {unit}**"
+        for first, last in find_paying_loads(rows)
     ]
     most = [format_number(loads[swept[way].last_valid_index()], 3) for way in ("without", "with")]
-    text = f"Drafts pay {' and '.join(ranges)}" if ranges else "Drafts pay at no load"
-    served = f"the plan serves {most[0]} {unit} without drafts and {most[1]} with them"
-    return f"{text}. However long requests wait, {served}."
+    served = f"However long requests wait, the plan serves {most[0]} {unit} without drafts"
+    return f"Drafts pay {' and '.join(ranges) or 'at no load'}. {served} and {most[1]} with them."
 
 
 def describe_break_even(drafted: Deployment, batch: int, context: float) -> str:

@@ -5,16 +5,22 @@ when it is first asked for; words are the business of `words` and of the templat
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from planner.analysis.load_curves import get_load, sweep_cost_over_load, sweep_stated_latency
+import numpy as np
+
+from planner.analysis.load_curves import (
+    find_paying_loads,
+    get_load,
+    list_draft_loads,
+    sweep_cost_over_load,
+    sweep_stated_latency,
+)
 from planner.answers.limits import Limit, list_limits
 from planner.answers.ways_out import WaysOut, find_ways_out
 from planner.core.catalog import load_catalog
@@ -30,12 +36,12 @@ from planner.latency.lora_adapters import (
     estimate_cold_adapter_s,
     limit_sequences_by_adapters,
 )
-from planner.latency.measured_residuals import describe_run, find_nearest_run
+from planner.latency.measured_residuals import find_nearest_run
 from planner.latency.performance import LATENCY_METRICS, Performance
 from planner.latency.startup_time import StartupTime, estimate_startup
 from planner.latency.step_model import locate_operating_point
 from planner.models.quantization import WeightFormatEntry, load_weight_formats
-from planner.planning.autoscaling import find_cheaper_always_on
+from planner.planning.autoscaling import AutoscalingPlan
 from planner.planning.billing import (
     BILLING_AUTOSCALED,
     BILLING_FIXED,
@@ -43,19 +49,24 @@ from planner.planning.billing import (
     TokenSide,
     price_tokens,
 )
-from planner.planning.candidate import SAME_PRICE_SHARE, Candidate, describe_formats
+from planner.planning.candidate import (
+    CLEARLY_LIKELIER,
+    SAME_PRICE_SHARE,
+    Candidate,
+    describe_formats,
+)
 from planner.planning.disaggregated import estimate_kv_transfer
 from planner.planning.evaluation import (
     compute_free_capacity,
     compute_offered_rps,
     estimate_energy,
     estimate_run_hours,
+    get_candidate_workload,
     get_capacity_rps,
 )
-from planner.planning.growth import GrowthLimit, Surge, find_growth_limit, judge_surge
+from planner.planning.growth import EvenOdds, GrowthLimit, find_even_odds, find_growth_limit
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
 from planner.planning.plan import Plan
-from planner.planning.prediction import evaluate_batch
 from planner.planning.scenario import Scenario
 from planner.planning.search import GpuChoice, choose_on_each_gpu
 from planner.planning.slo import LimitStatus, SloTarget
@@ -73,7 +84,7 @@ PHRASES: Mapping[str, Any] = {
     "metrics": {name: metric.label for name, metric in LATENCY_METRICS.items()},
 }
 """Words for verdicts, metrics, formats, risks and what step costs rest on."""
-MIN_CURVE_POINTS, MAX_RISKS, NUM_DRAFT_LOADS = 4, 3, 20
+MIN_CURVE_POINTS, MAX_RISKS = 4, 3
 MAX_STEP_COST_WEIGHT = 2.9
 """A miss at the expected speed, which weighs 3, comes before any doubt about step costs."""
 
@@ -93,6 +104,7 @@ class Offer(Candidate):
 
     scenario: Scenario = field(kw_only=True, repr=False)
     usd_per_day: tuple[float | None, ...] = ()  # scaled by the hour, and stopped without traffic
+    on_share: float = 1.0  # of the hours that something runs, if it stops in those without traffic
 
     @property
     def performance(self) -> Performance | None:
@@ -147,11 +159,6 @@ class Offer(Candidate):
         """The price of its GPUs; None where none is known."""
         return look_up_gpu_price(self.deployment.gpu, self.scenario.prices)
 
-    @property
-    def usd_range(self) -> Interval | None:
-        """USD per hour by provider; None where no price is known."""
-        return self.prediction.usd_per_hour_interval
-
     @cached_property
     def token_price(self) -> tuple[Interval, TokenSide] | None:
         """USD per million tokens, and which tokens they are."""
@@ -171,8 +178,9 @@ class Offer(Candidate):
         per_mtok = tokens and tokens[0].mid
         if self.run_hours:
             return (Bill("for the job", usd * self.run_hours.mid, per_mtok),)
-        month, scaled = usd * HOURS_PER_MONTH, usd * 24 * self.billed_fraction
-        days = self.usd_per_day or ((scaled,) if self.billed_fraction < 1 else ())
+        idle = self.scenario.get_idle_share(self.deployment.gpu)  # of the price, when it is off
+        shares = self.billed_fraction, self.on_share + idle * (1 - self.on_share)
+        days = self.usd_per_day or [24 * usd * each if each < 1 else None for each in shares]
         names: tuple[Literal["scaled by the hour", "stopped without traffic"], ...] = (
             "scaled by the hour",
             "stopped without traffic",
@@ -182,7 +190,7 @@ class Offer(Candidate):
             for name, each in zip(names, days, strict=False)
             if each is not None
         )
-        return (Bill("always on", month, per_mtok), *others)
+        return (Bill("always on", usd * HOURS_PER_MONTH, per_mtok), *others)
 
     @property
     def bill(self) -> float | None:
@@ -190,9 +198,17 @@ class Offer(Candidate):
         return self.bills[0].usd if self.bills else None
 
     @property
-    def least_bill(self) -> float:
+    def least_bill(self) -> Bill:
         """The least of its bills; infinite where no price is known."""
-        return min((bill.usd for bill in self.bills), default=math.inf)
+        unknown = Bill("always on", math.inf)
+        return min(self.bills, key=lambda bill: bill.usd, default=unknown)
+
+    @property
+    def usd_per_user(self) -> float | None:
+        """The headline bill of a month for each user, where the scenario says how many there are."""
+        sessions = (self.scenario.fields.get("workload") or {}).get("sessions") or {}
+        users = sessions.get("users")
+        return self.bill / users if users and self.bill and not self.run_hours else None
 
     @property
     def replica_usd_per_day(self) -> float | None:
@@ -256,29 +272,22 @@ class Offer(Candidate):
         return bandwidth, token_s * self.scenario.workload.prompt.mean
 
     @cached_property
-    def nearest_run(self) -> Fields | None:
+    def nearest_run(self) -> Mapping[str, str] | None:
         """The measured run that shares most with it at its load."""
         if self.prediction.workload is None:
             return None
-        point = locate_operating_point(self.deployment, self.prediction.effective_workload)
-        run = find_nearest_run(point)
-        if run is None:
-            return None
-        return {
-            "text": describe_run(run),
-            "tpot_s": run["measured_tpot_ms"] and float(run["measured_tpot_ms"]) / 1e3,
-            "has_same_model": run["model"].casefold() == self.deployment.model.name.casefold(),
-            "has_same_gpu": run["gpu"] == self.gpu,
-        }
+        load = self.prediction.effective_workload
+        return find_nearest_run(locate_operating_point(self.deployment, load))
 
     @property
     def basis(self) -> str:
         """What its step costs rest on, a key of `basis` in phrases.yaml; of one that cannot start "prior"."""
         run, basis = self.nearest_run, self.performance.basis if self.performance else "prior"
-        if run and basis == "measured" and run["has_same_model"] and run["has_same_gpu"]:
-            return "measured-model"
-        is_mixed = run and basis == "model-transfer" and not run["has_same_gpu"]
-        return "mixed-transfer" if is_mixed else basis
+        is_same_gpu = run is None or run["gpu"] == self.gpu
+        if basis == "measured" and run and is_same_gpu:
+            is_same_model = run["model"].casefold() == self.deployment.model.name.casefold()
+            return "measured-model" if is_same_model else basis
+        return "mixed-transfer" if basis == "model-transfer" and not is_same_gpu else basis
 
     @cached_property
     def launches(self) -> tuple[LaunchSpec, ...]:
@@ -369,7 +378,8 @@ class Answer(Plan):
         """Return what is told of a candidate of this plan, or of another `scenario`."""
         if candidate is None or isinstance(candidate, Offer):
             return candidate
-        return build_offer(scenario or self.scenario, candidate)
+        on_share = self.chosen.on_share if self.chosen else 1.0
+        return build_offer(scenario or self.scenario, candidate, on_share)
 
     @cached_property
     def by_gpu(self) -> tuple[GpuChoice, ...]:
@@ -393,8 +403,10 @@ class Answer(Plan):
 
     @property
     def safer(self) -> Offer | None:
-        """The safe option, where it is another deployment than the recommended one."""
-        return None if self.chosen is None or self.safe is self.chosen else self.safe
+        """The safe option, where it is clearly likelier than the recommended one."""
+        safe, chosen = self.safe, self.chosen
+        is_worth = safe and chosen and safe.probability >= chosen.probability + CLEARLY_LIKELIER
+        return safe if is_worth else None
 
     @property
     def cheaper(self) -> Offer | None:
@@ -405,9 +417,9 @@ class Answer(Plan):
         return None if is_same_price(option.bill, chosen.bill) else option
 
     @cached_property
-    def surge(self) -> Surge | None:
-        """How probably it meets every target at more traffic than planned."""
-        return judge_surge(self)
+    def even_odds(self) -> EvenOdds | None:
+        """The largest load with even odds, where the largest load was the question."""
+        return find_even_odds(self)
 
     @cached_property
     def growth(self) -> GrowthLimit | None:
@@ -450,7 +462,7 @@ class Answer(Plan):
         finders = {"formats": find_unlisted_format, "GPUs": find_unlisted_gpu}
         tried = try_each(lambda find: (find(self),), finders, "options outside the scenario")
         found = [one for _, pairs in tried for one in pairs or () if one]
-        return tuple(self._describe_unlisted(build_offer(new, each)) for each, new in found)
+        return tuple(self._describe_unlisted(self.offer(each, new)) for each, new in found)
 
     def _describe_unlisted(self, offer: Offer) -> UnlistedOption:
         cache, method = offer.deployment.args.kv_cache_dtype, offer.deployment.model.quantization
@@ -473,31 +485,22 @@ class Answer(Plan):
 
     @property
     def cheaper_than_api(self) -> Offer | None:
-        """The cheapest option that is as likely as asked and costs less than the API, which the plan does not."""
+        """The first that is as likely as asked and costs less than an API that the plan does not undercut."""
         api = self.api_comparison
         if api is None or self.is_estimate or not (api.is_api_cheaper or api.is_about_equal):
             return None
-        likely = [each for each in self.other_options.values() if each.is_confident]
-        best = min(likely, key=lambda offer: offer.least_bill, default=None)
-        return best if best and best.least_bill < (1 - EQUAL_COST_SHARE) * api.api_usd else None
-
-    @property
-    def by_engine(self) -> list[Offer]:
-        """The best of each engine."""
-        best = dict[str, Offer]()
-        for each in self.candidates:
-            best.setdefault(each.deployment.engine.name, each)
-        return list(best.values())
+        options = [
+            self.chosen,
+            *self.other_options.values(),
+        ]  # of itself, what it costs if it stops
+        most = (1 - EQUAL_COST_SHARE) * api.api_usd
+        likely = (each for each in options if each and each.is_confident)
+        return next((each for each in likely if each.least_bill.usd < most), None)
 
     @cached_property
     def ways_out(self) -> WaysOut | None:
         """What would meet the targets where nothing does."""
         return find_ways_out(self)
-
-    @cached_property
-    def always_on(self) -> Offer | None:
-        """A deployment that is cheaper without scaling, where the choice rests on it."""
-        return self.offer(find_cheaper_always_on(self.chosen, self.candidates))
 
     @cached_property
     def ramp(self) -> dict[float, Performance]:
@@ -530,7 +533,7 @@ class Answer(Plan):
         if best is None or best.performance is None:
             return []
         risked = (1 - best.p_memory) / max(1 - best.probability, 1e-9)
-        doubt, usd = PHRASES["basis"][best.basis]["doubt"], best.usd_range
+        doubt, usd = PHRASES["basis"][best.basis]["doubt"], best.prediction.usd_per_hour_interval
         is_assumed = any(each.spread_source for each in (load.prompt, load.output))
         weights = {
             "edge": 3 * bool(self.reasons and self.chosen),
@@ -552,26 +555,26 @@ class Answer(Plan):
     @cached_property
     def draft_loads(self) -> Fields | None:
         """Up to which load the scenario's drafts pay, analytically; None where it names none."""
-        entry, best, load = self.scenario.speculation, self.best, self.scenario.workload
-        if not entry or not best or not best.capacity_rps or best.is_disaggregated:
+        entry, best = self.scenario.speculation, self.best
+        if not entry or not best or not best.performance or best.is_disaggregated:
             return None
-        drafted = replace(
-            best.deployment, speculation=best.deployment.speculation or entry.to_config()
-        )
-        most = best.capacity_rps.mid / best.offered_rps
-        factors = [most * k / NUM_DRAFT_LOADS for k in range(1, NUM_DRAFT_LOADS + 1)]
-        ways = replace(drafted, speculation=None), drafted
-        cases = [(way, load.scale(factor)) for factor in factors for way in ways]
-        tpots = [
-            each.performance.get("tpot", "mean").mid if each.performance else math.inf
-            for each in evaluate_batch(cases)
-        ]
-        rows = zip(factors, tpots[::2], tpots[1::2], strict=True)
-        paying = list(takewhile(lambda row: row[2] < row[1], rows))
-        factor, without, tpot = paying[-1] if paying else (0.0, tpots[0], tpots[1])
-        is_all = len(paying) == NUM_DRAFT_LOADS
-        found = {"rps": factor * best.offered_rps, "tpot_s": tpot, "tpot_without_s": without}
-        return {**found, "is_all": is_all}
+        drafts = best.deployment.speculation or entry.to_config()
+        load = get_candidate_workload(self.scenario, best.deployment)
+        rows = list_draft_loads(replace(best.deployment, speculation=drafts), load)
+        first, last = next(iter(find_paying_loads(rows)), (0, -1))
+        if not rows:
+            return None
+        unit, own = get_load(load)
+        here, without, tpot = min(rows, key=lambda row: abs(row[0] - own))
+        return {
+            "pays_from": rows[first][0] if first else None,
+            "pays_up_to": rows[last][0] if last >= first else None,
+            "unit": unit.lower(),
+            "is_all": (first, last) == (0, len(rows) - 1),
+            "load": here,
+            "tpot_s": tpot,
+            "tpot_without_s": without,
+        }
 
     @property
     def on_defaults(self) -> Offer | None:
@@ -579,20 +582,6 @@ class Answer(Plan):
         own = self.chosen and self.chosen.placement_key
         plain = [each for each in self.candidates if not each.preference_key[-1]]
         return next((each for each in plain if each.placement_key == own), None)
-
-    @property
-    def open_figure(self) -> float | None:
-        """The figure that was the question, where something meets it: a limit in s, or a load."""
-        load, kind = self.scenario.workload, self.scenario.found_figure
-        if kind is None or self.chosen is None:
-            return None
-        if kind == "limit":
-            return self.scenario.slo_targets[0].seconds
-        return float((load.rate if kind == "rate" else load.concurrency) or 0)
-
-    def count_rejected(self) -> Counter[str]:
-        """Count what could not be evaluated by its bottleneck."""
-        return Counter(rejection.bottleneck for rejection in self.rejected)
 
     def work_out(self) -> "Answer":
         """Work out every part, for those who keep the answer."""
@@ -602,32 +591,40 @@ class Answer(Plan):
         return self
 
 
-def build_offer(scenario: Scenario, candidate: Candidate) -> Offer:
+def build_offer(scenario: Scenario, candidate: Candidate, on_share: float = 1.0) -> Offer:
     """Build what is told of a candidate of `scenario`."""
     values = {each.name: getattr(candidate, each.name) for each in fields(Candidate)}
-    return Offer(**values, scenario=scenario)
+    return Offer(**values, scenario=scenario, on_share=on_share)
 
 
 def build_answer(plan: Plan) -> Answer:
     """Build the answer of `plan`: the same candidate is the same offer everywhere."""
     offers: dict[int, Offer | None] = {id(None): None}
+    on_share = _compute_on_share(plan.autoscaling)
 
     def offer(candidate: Candidate | None) -> Offer | None:
         if candidate is not None and id(candidate) not in offers:
-            offers[id(candidate)] = build_offer(plan.scenario, candidate)
+            offers[id(candidate)] = build_offer(plan.scenario, candidate, on_share)
         return offers[id(candidate)]
 
     values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
     if plan.chosen and (billing := plan.billing) and BILLING_FIXED in billing.usd:
         by_day = billing.usd[BILLING_AUTOSCALED], billing.stopped_usd
-        offers[id(plan.chosen)] = replace(
-            build_offer(plan.scenario, plan.chosen), usd_per_day=by_day
-        )
+        chosen = build_offer(plan.scenario, plan.chosen, on_share)
+        offers[id(plan.chosen)] = replace(chosen, usd_per_day=by_day)
     values["simulated_day"] = plan.autoscaling
     for name in ("chosen", "runner_up", "gamble", "safe"):
         values[name] = offer(values[name])
     values["candidates"] = tuple(map(offer, plan.candidates))
     return Answer(**values)
+
+
+def _compute_on_share(day: AutoscalingPlan | None) -> float:
+    """Compute the share of the hours that have traffic, and of those in which replicas start and stop."""
+    if day is None:
+        return 1.0
+    counts = np.where(np.array(day.rates) > 0, day.deployment.layout.replicas, 0)
+    return min(day.compute_billed_gpu_hours(counts) / day.fixed_gpu_hours, 1.0)
 
 
 def sweep_latency(plan: Plan, target: SloTarget) -> LatencyCurve | None:

@@ -45,8 +45,8 @@ def serialize_answer(answer: Answer) -> Fields:
     """
     best, scenario, first = answer.best, answer.scenario, answer.measure_first
     commands = {each.role: each.command for each in answer.chosen.launches} if answer.chosen else {}
-    even = answer.surge and answer.surge.even_odds
-    kind, load = scenario.found_figure, scenario.workload
+    kind, even = scenario.found_figure, answer.even_odds
+    load = scenario.workload
     fields = {
         "scenario": scenario.name,
         "verdict": answer.verdict,
@@ -77,7 +77,7 @@ def serialize_answer(answer: Answer) -> Fields:
             "benchmark_usd": first.replica_usd_per_day,
             "files": answer.measure_files,
         },
-        "rejected": answer.count_rejected(),
+        "rejected": Counter(each.bottleneck for each in answer.rejected),
         "max_load": {kind: getattr(load, kind), "even_odds": even and even.load}
         if answer.chosen and kind in ("rate", "concurrency")
         else None,
@@ -102,21 +102,16 @@ def serialize_answer(answer: Answer) -> Fields:
 
 def _describe_traffic(answer: Answer) -> Fields:
     """Describe what holds at more traffic, and over the hours of a day."""
-    surge, scaling, billing = answer.surge, answer.autoscaling, answer.billing
-    even, growth = surge and surge.even_odds, answer.growth
+    scaling, billing = answer.autoscaling, answer.billing
+    even, growth = answer.even_odds, answer.growth
     is_limit = answer.chosen and answer.scenario.found_figure == "limit"
     return {
-        "surge": surge
+        "even_odds": even
         and {
-            "more": round(surge.more, 4),
-            "probability": round(surge.probability, 4),
-            "unlimited_ms": _in_ms(surge.unlimited),
-            "even_odds": even
-            and {
-                "load": even.load,
-                "probability": round(even.probability, 4),
-                "unlimited_ms": _in_ms(even.unlimited),
-            },
+            "load": even.load,
+            "probability": round(even.probability, 4),
+            "unlimited_ms": _in_ms(even.unlimited),
+            "unlimited_here_ms": _in_ms(even.unlimited_here),
         },
         "growth": growth and {"requests_per_s": growth.confident_rps, "growth": growth.growth},
         "drafts_pay_up_to": answer.draft_loads,
@@ -152,7 +147,6 @@ def _describe_others(answer: Answer) -> Fields:
             ]
             for name, is_format in zip(("formats", "gpus"), formats, strict=True)
         },
-        "always_on": answer.always_on and _describe_option(answer.always_on),
         "ways_out": ways and ways.relaxations,
         "what_if": [
             {"change": change, **(_describe_option(offer) if offer else {})}
@@ -177,7 +171,7 @@ def _describe_option(offer: Offer) -> Fields:
         "gpus_rented": offer.num_gpus_billed,
         "layout": vars(offer.deployment.layout),
         "engine_args": list_args(offer.deployment),
-        "usd_per_hour": offer.usd_range,
+        "usd_per_hour": offer.prediction.usd_per_hour_interval,
         "bills": offer.bills,
         "probability": round(offer.probability, 4),
         "commands": [launch.command for launch in offer.launches],
@@ -216,7 +210,7 @@ def _describe_offer(offer: Offer) -> Fields:
             "draft_model": drafts.draft and drafts.draft.name,
             "head": drafts.head,
         },
-        "usd_per_hour": offer.usd_range,
+        "usd_per_hour": offer.prediction.usd_per_hour_interval,
         "price_source": price and str(price),
         "usd_per_mtok_output": usd_per_mtok if side == "output" else None,
         "power_w": prediction.total_power_w,
@@ -237,6 +231,7 @@ def _describe_offer(offer: Offer) -> Fields:
         "cost": {
             "bills": offer.bills,
             "usd_per_month": None if scenario.offline else prediction.usd_per_month,
+            "usd_per_user": offer.usd_per_user,
             "usd_per_mtok_prompt": usd_per_mtok if side == "prompt" else None,
             "price_tier": price and ("own" if price.is_user_given else price.tier),
             "machines": Counter(f"{size} GPUs" for size in offer.machine_sizes),
@@ -249,7 +244,6 @@ def _describe_offer(offer: Offer) -> Fields:
             "model": measure_model(load_model(scenario.model), deployment),
             "adapter_slots": offer.adapter_slots,
             "start_up_s": offer.startup and offer.startup.total,
-            "nearest_measured_run": words.describe_nearest_run(offer),
         },
     }
     return fields | (

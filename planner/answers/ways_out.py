@@ -12,6 +12,7 @@ from planner.planning.evaluation import get_load_limit_name
 from planner.planning.max_load import find_max_load, get_figure
 from planner.planning.plan import Plan
 from planner.planning.scenario import Scenario
+from planner.planning.slo import combine_limits, compute_asked_tolerance
 from planner.planning.what_if import find_enabling_change
 
 MIN_USEFUL_LOAD = 0.01
@@ -25,8 +26,8 @@ class Relaxation:
     kind: Literal["limit", "rate", "concurrency", "hours"]
     name: str  # of the limit
     given: float  # s, requests/s, requests, or h
-    expected: float  # what would do at the expected speed
-    pessimistic: float  # with the asked probability
+    pessimistic: float  # with the asked probability, of a limit alone
+    probability: float  # of every target with this load, or with all relaxed limits
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,15 @@ def _relax_limits(scenario: Scenario, best: Candidate) -> Iterator[Relaxation]:
     rows = list_limits(scenario, best) if best.prediction.performance else ()
     missed = [limit for limit in rows if limit.status != "met"]
     if all(limit.target and math.isfinite(limit.use.hi) for limit in missed):
+        names, asked = {limit.name for limit in missed}, scenario.confidence
+        z = compute_asked_tolerance(asked, best.p_memory)
+        relaxed = [
+            replace(odds, tolerance_sigmas=z, probability=asked) if odds.name in names else odds
+            for odds in best.limits
+        ]
+        likely = combine_limits(relaxed, best.p_memory)  # less than each alone
         for limit in missed:
-            yield Relaxation("limit", limit.name, limit.limit, limit.value, limit.pessimistic)
+            yield Relaxation("limit", limit.name, limit.limit, limit.pessimistic, likely)
 
 
 def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
@@ -72,8 +80,8 @@ def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
         )
         if not given or not load.rate:
             return ()
-        expected, slow = (given * load.rate / rate for rate in (usable.mid, usable.lo))
-        return (Relaxation("hours", "deadline", given, expected, slow),)
+        slow = given * load.rate / usable.lo
+        return (Relaxation("hours", "deadline", given, slow, scenario.confidence),)
     if plan.best is None or scenario.found_figure or load.trace:
         return ()
     mended = {*(target.name for target in scenario.slo_targets), get_load_limit_name(scenario)}
@@ -84,5 +92,4 @@ def _find_feasible_load(plan: Plan) -> tuple[Relaxation, ...]:
     largest = find_max_load(steady, plan.best, kind=kind)
     if not MIN_USEFUL_LOAD <= largest / wanted < 1 or (kind == "concurrency" and largest < 2):
         return ()
-    expected = min(find_max_load(steady, plan.best, 0.0, kind), wanted)
-    return (Relaxation(kind, kind, wanted, expected, largest),)
+    return (Relaxation(kind, kind, wanted, largest, scenario.confidence),)

@@ -308,18 +308,6 @@ def find_nearest_run(point: OperatingPoint) -> Mapping[str, str] | None:
     return runs.rows[int(cross[0].argmax())] if runs.rows else None
 
 
-def describe_run(run: Mapping[str, str]) -> str:
-    """Describe a measured run: what it was, and its load."""
-    layout = " x ".join(
-        f"{name.upper()}{run[name]}" for name in ("tp", "pp", "dp") if run[name] != "1"
-    )
-    return (
-        f"{run['model']} on {run['gpu']} under {run['engine']} {run['version']}"
-        f"{f', {layout}' * bool(layout)}, {float(run['sequences']):.3g} sequences at"
-        f" {float(run['context_tokens']):,.0f} tokens"
-    )
-
-
 @cache
 def _list_measured_traits(engine: str) -> dict[str, set[tuple[str, ...]]]:
     return {

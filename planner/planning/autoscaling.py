@@ -5,7 +5,6 @@ scenario asks. Lulls that are shorter than a start and a stop keep their replica
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -195,17 +194,6 @@ def bill_by_day(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> 
     if chosen.billed_fraction == 1 or candidate.price_key >= chosen.price_key:
         return candidate
     return _bill(candidate, plan_autoscaling(scenario, candidate))
-
-
-def find_cheaper_always_on(
-    chosen: Candidate | None, candidates: Sequence[Candidate]
-) -> Candidate | None:
-    """Find what costs less than `chosen` where replicas run always, if the choice rests on scaling."""
-    if chosen is None or chosen.billed_fraction == 1:
-        return None
-    cheaper = (each for each in candidates if each.price_key < chosen.price_key)
-    holding = (each for each in cheaper if each.is_simulated and each.is_confident)
-    return min(holding, key=attrgetter("price_key"), default=None)
 
 
 def fill_short_lulls(counts: np.ndarray, hours: float) -> np.ndarray:

@@ -42,7 +42,6 @@ class ApiComparison:
     is_monthly: bool  # else for a run that ends
     # mean requests/s from which on GPUs that are always on cost less, None beyond what they serve
     break_even_rps: float | None = None
-    stopped_usd: float | None = None  # of those GPUs, if none runs in hours without traffic
 
     @property
     def is_about_equal(self) -> bool:
@@ -81,8 +80,7 @@ def compare_to_api(
     if daily is not None:
         days = HOURS_PER_MONTH / 24
         own, api_usd = daily.usd[BILLING_AUTOSCALED], daily.usd[BILLING_API]
-        stopped = daily.stopped_usd and days * daily.stopped_usd
-        return ApiComparison(days * own, days * api_usd, per_mtok, True, None, stopped)
+        return ApiComparison(days * own, days * api_usd, per_mtok, True)
     peak = load.rate or compute_offered_rps(scenario, candidate.prediction)
     mean_rps, per_rps = peak * scenario.mean_fraction, HOURS_PER_MONTH * 3600 * per_request
     turn = usd * HOURS_PER_MONTH / per_rps if per_request else None

@@ -27,10 +27,6 @@ MAX_PREEMPTIONS_PER_REQUEST = 0.1
 MIN_TRACE_REQUESTS_PER_REPLICA = 2 * SATURATION_RUN_MINIMA[1]
 """Requests per replica at which a trace is simulated as it is; shorter ones give only lengths."""
 
-PREFIX_CACHE_OVERHEAD_FRACTION = 0.01
-"""Throughput lost to prefix caching without any reuse: under 1% (vLLM blog, V1 alpha, January
-2025)."""
-
 
 def is_finite_run(workload: Workload) -> bool:
     """Whether the workload has a fixed number of requests.

@@ -1,6 +1,5 @@
-"""How far the traffic of a plan may grow, and what its probability is at more than planned."""
+"""How far the traffic of a plan may grow, and what it serves with even odds."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,9 +10,6 @@ from planner.planning.evaluation import compute_offered_rps, get_capacity_rps
 from planner.planning.max_load import (
     find_max_load,
     get_figure,
-    get_load_kind,
-    is_least_load,
-    judge_at_load,
     set_figure,
 )
 from planner.planning.plan import GAMBLE_PROBABILITY, Plan
@@ -22,8 +18,6 @@ from planner.planning.search import search_deployments
 
 MIN_GROWTH = 0.005
 """Growth below half a percent is none."""
-SURGE_FACTOR = 1.2
-"""So much more traffic than planned is what a plan is told to stand, or not."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +26,10 @@ class EvenOdds:
 
     load: float  # requests/s or users
     probability: float
-    unlimited: Mapping[str, Interval]  # p95 latencies [s] there for which no limit is given
-
-
-@dataclass(frozen=True)
-class Surge:
-    """More traffic than a plan assumes, and how probably it meets every target then."""
-
-    more: float  # 0.2 for 20% more; 0 where hardly any traffic is planned
-    probability: float
-    even_odds: EvenOdds | None
-    unlimited: Mapping[str, Interval]  # as in `EvenOdds`, at the planned load
+    unlimited_here: Mapping[
+        str, Interval
+    ]  # p95 latencies [s] without a limit, at the load asked for
+    unlimited: Mapping[str, Interval]  # and at this one
 
 
 @dataclass(frozen=True)
@@ -60,35 +47,21 @@ class GrowthLimit:
         return growth if growth >= MIN_GROWTH else 0.0
 
 
-def judge_surge(plan: Plan) -> Surge | None:
-    """Judge the plan at `SURGE_FACTOR` times its traffic, whole users; None without a prediction or traffic."""
-    scenario, chosen = plan.scenario, plan.chosen
-    if chosen is None or (performance := chosen.prediction.performance) is None:
-        return None
-    even = _find_even_odds(scenario)
-    unlimited = list_unlimited(scenario, performance) if even else {}
-    if is_least_load(scenario):
-        return Surge(0.0, chosen.probability, even, unlimited) if even else None
-    kind = get_load_kind(scenario)
-    planned = get_figure(scenario, kind)
-    load = SURGE_FACTOR * planned
-    load = math.ceil(load - 1e-9) if kind == "concurrency" else load
-    probability = judge_at_load(scenario, chosen, load).probability
-    return Surge(load / planned - 1, probability, even, unlimited)
-
-
-def _find_even_odds(scenario: Scenario) -> EvenOdds | None:
-    """Ask for the largest load once more, with even odds."""
-    kind = scenario.found_figure
-    if kind not in ("rate", "concurrency"):
+def find_even_odds(plan: Plan) -> EvenOdds | None:
+    """Ask for the largest load once more, with even odds; None where that was not the question."""
+    scenario, kind = plan.scenario, plan.scenario.found_figure
+    if plan.performance is None or plan.chosen is None or kind not in ("rate", "concurrency"):
         return None
     open_load = set_figure(scenario, kind, 1.0)
     asked = replace(open_load, open_figure=kind, found_figure=None, confidence=GAMBLE_PROBABILITY)
-    plan = search_deployments(asked)
-    load = get_figure(plan.scenario, kind)
-    if plan.verdict != "holds" or load < get_figure(scenario, kind) or plan.performance is None:
+    even = search_deployments(asked)
+    load = get_figure(even.scenario, kind)
+    if even.verdict != "holds" or load < get_figure(scenario, kind) or even.performance is None:
         return None
-    return EvenOdds(load, plan.probability, list_unlimited(scenario, plan.performance))
+    return EvenOdds(
+        load, even.probability, list_unlimited(scenario, plan.performance),
+        list_unlimited(scenario, even.performance),
+    )  # fmt: skip
 
 
 def list_unlimited(scenario: Scenario, performance: Performance) -> dict[str, Interval]:
@@ -116,8 +89,4 @@ def find_growth_limit(plan: Plan) -> GrowthLimit | None:
     offered = compute_offered_rps(scenario, best.prediction)
     share = offered / scenario.workload.rate  # that is admitted
     confident = share * find_max_load(scenario, best) if best.is_confident else 0.0
-    # simulations of two loads differ by chance: what is told of the surge holds here too
-    more = SURGE_FACTOR * offered
-    if 0 < confident < more and (surge := judge_surge(plan)):
-        confident = more if surge.probability >= scenario.confidence else confident
     return GrowthLimit(offered, confident, scenario.confidence)

@@ -81,13 +81,15 @@ def _list_options(answer: Answer) -> Iterator[tuple[str, Offer | None]]:
     is_api = answer.api_comparison is not None and answer.api_comparison.is_api_cheaper
     if is_api:
         yield "recommended", None
-    own = "own GPUs" if is_api else "recommended"
+    own = "GPUs" if is_api else "recommended"
     others = [(own, answer.chosen), ("cheaper", answer.measure_first or answer.cheaper)]
     others += [("safer", answer.safer)]
-    kinds = [each.candidate for each in answer.by_gpu if not each.reason]
+    own_gpu = answer.chosen.deployment.gpu
+    kinds = [each.candidate for each in answer.by_gpu if not each.reason and each.gpu != own_gpu]
     others += [("another GPU", answer.offer(each)) for each in kinds]
-    others += [("another GPU", each.offer) for each in answer.unlisted]
-    others += [("next best", each) for each in answer.candidates if each.is_feasible]
+    names = {True: "another format", False: "another GPU"}
+    others += [(names[each.is_format], each.offer) for each in answer.unlisted]
+    others += [("next best", answer.runner_up)]
     shown = set[str]()
     for role, offer in others:
         if offer and words.describe_gpus(offer) not in shown:

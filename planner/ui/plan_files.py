@@ -28,6 +28,7 @@ from planner.core.readers import parse_json, read_text
 from planner.core.text import escape_to_one_line, format_columns
 from planner.deploy import ALL_ARTIFACT_FILES, render_artifacts
 from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE
+from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario import Scenario
 
 
@@ -46,10 +47,6 @@ class _SavedOption(_SavedPart):
     deployment: str
 
 
-class _SavedCost(_SavedPart):
-    usd_per_month: tuple[float | None, float | None, float | None] | None = None
-
-
 class _SavedLimit(_SavedPart):
     name: str
     unit: str
@@ -63,11 +60,7 @@ class SavedPlan(_SavedPart):
     verdict: Literal["holds", "at_risk", "nothing_meets"]
     probability: float = Field(ge=0, le=1)
     options: tuple[_SavedOption, ...] = ()
-    engine: str = ""
-    engine_version: str = ""
-    gpus_rented: int | None = None
     usd_per_hour: tuple[float | None, float | None, float | None] | None = None
-    cost: _SavedCost = _SavedCost()
     limits: tuple[_SavedLimit, ...] = ()
     made: dict[str, Any] = Field(default_factory=dict)
 
@@ -75,17 +68,11 @@ class SavedPlan(_SavedPart):
     def facts(self) -> dict[str, str]:
         """What it answers, by name and in words."""
         chosen = {each.name: each.deployment for each in self.options}.get("recommended")
-        (usd, *_), period = (
-            (self.cost.usd_per_month, "month")
-            if self.cost.usd_per_month
-            else (self.usd_per_hour or [None], "h")
-        )
+        usd = self.usd_per_hour[0] if self.usd_per_hour else None
         return {
             "Verdict": f"{PHRASES['verdicts'][self.verdict]}, {format_probability(self.probability)} likely",
             "Deployment": chosen or "none; the closest:",
-            "Engine": f"{self.engine} {self.engine_version}".strip(),
-            "GPUs": "" if self.gpus_rented is None else str(self.gpus_rented),
-            "Cost": "" if usd is None else f"{format_usd(usd)}/{period}",
+            "Cost": "" if usd is None else f"{format_usd(usd * HOURS_PER_MONTH)}/month",
             **{
                 each.name: f"{format_number(math.inf if each.expected is None else each.expected)} of"
                 f" {format_number(each.limit)} {each.unit}"

@@ -65,25 +65,20 @@ def format_summary(
 def format_models(answers: Mapping[str, Answer | PlannerError], style: TerminalStyle) -> str:
     """Format a row per model, then which is the best, and what was assumed of all of them."""
     planned = {m: found for m, found in answers.items() if isinstance(found, Answer)}
-    best = min(planned, key=lambda model: _rank_model(planned[model]), default=None)
+    priced = {
+        model: (EXIT_CODES[found.verdict], found.chosen.price_key)
+        for model, found in planned.items()
+        if found.chosen and not found.scenario.found_figure
+    }
     assumed = (found.scenario.workload.assumptions for found in planned.values())
     rows = render_rows(
         "models",
         answers=answers,
         planned=planned,
-        best=best if best and planned[best].chosen and len(answers) > 1 else None,
+        best=min(priced, key=lambda model: priced[model]) if len(priced) > 1 else None,
         assumed=dict.fromkeys(text for texts in assumed for text in texts),
     )
     return "\n".join(style.format_rows(rows))
-
-
-def _rank_model(found: Answer) -> tuple[object, ...]:
-    """Sort answers by verdict, then by the figure that was the question, then by price and odds."""
-    figure, chosen = found.open_figure, found.chosen
-    is_limit = found.scenario.found_figure == "limit"
-    value = (figure if is_limit else -figure) if figure else 0.0
-    price = chosen.price_key if chosen else (True, math.inf)
-    return EXIT_CODES[found.verdict], value, price, -found.probability
 
 
 def _format_verdict(answer: Answer, style: TerminalStyle) -> str:

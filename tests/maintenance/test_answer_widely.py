@@ -22,4 +22,7 @@ def test_where_the_day_decides_every_option_has_a_bill_by_the_hour() -> None:
     assert by_hour.basis == "scaled by the hour"
     assert by_hour.usd == pytest.approx(0.75 * 730.5 * safe.prediction.usd_per_hour)
     text = " ".join(format_answer(told).split())
-    assert f"{format_usd(always_on.usd)}/month, {format_usd(by_hour.usd)} by the hour" in text
+    assert (
+        f"{format_usd(always_on.usd)}/month always on, {format_usd(by_hour.usd)} by the hour"
+        in text
+    )

@@ -8,14 +8,6 @@ from planner.planning.what_if import limit_to_budget, run_what_ifs
 from planner.ui.decision_memo import build_memo
 
 
-def test_less_load_has_its_largest_value_at_the_expected_speed_too() -> None:
-    """What is met at the expected speed is no less than what is met with 80%."""
-    stuck = answer_of(plan(rate=60))
-    assert stuck.chosen is None and stuck.ways_out
-    (found,) = (each for each in stuck.ways_out.relaxations if each.kind == "rate")
-    assert found.expected is None or found.pessimistic <= found.expected <= 60
-
-
 def test_an_answer_for_no_more_money_costs_no_more() -> None:
     chosen = plan().chosen
     assert chosen and chosen.usd_per_hour

@@ -106,7 +106,6 @@ def run_plan(options: argparse.Namespace) -> int:
     """Print the plan of a scenario, and write its files; the exit code is the verdict's."""
     from planner.answers import build_answer
     from planner.core.progress import get_progress_watch
-    from planner.deploy.artifacts import explain_unsupported_artifacts
     from planner.planning.scenario import find_scenario_file, load_scenario, read_models
     from planner.planning.search import search_deployments
     from planner.ui.plan_files import (
@@ -126,19 +125,15 @@ def run_plan(options: argparse.Namespace) -> int:
     saved = read_saved_plan(find_scenario_file(options.scenario))
     if options.out:
         check_plan_folder(scenario, options.out, force=options.force)
-    plan = search_deployments(scenario)
+    answer = build_answer(search_deployments(scenario))
     if options.json:
-        answer = build_answer(plan)
         if options.out:
             write_plan_files(answer, options.out)
         print(format_json(serialize_plan_file(answer)))
         return EXIT_CODES[answer.verdict]
-    words = [get_program_name(), "plan", options.scenario]
-    words += [word for text in options.set for word in ("--set", text)]
-    out = shlex.quote(str(options.out)) if options.out else ""
-    style = detect_style()
-    answer = build_answer(plan)
-    command = shlex.join(words)
+    changes = (word for text in options.set for word in ("--set", text))
+    command = shlex.join([get_program_name(), "plan", options.scenario, *changes])
+    out, style = shlex.quote(str(options.out)) if options.out else "", detect_style()
     summary = format_summary(answer, style, command=command, out=out, detailed=options.all)
     print(summary, flush=True)  # an interruption of what follows leaves it
     if saved:
@@ -148,8 +143,6 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.out:
         names = write_plan_files(answer, options.out)
         print(f"  Written   {', '.join(names)} in {options.out}")
-        for reason in explain_unsupported_artifacts(answer):
-            print(f"  Files     {reason}")
     if left_out := get_progress_watch().describe_left_out():
         print(*style.format_rows([("Left out", left_out)]), sep="\n")
     return EXIT_CODES[answer.verdict]
