@@ -17,7 +17,7 @@ from planner.core.errors import PlannerError
 from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
 from planner.planning.search import search_analytically, search_deployments
 from planner.ui import notebook_session as chapter
-from planner.ui.chapter_views import try_layouts
+from planner.ui.chapter_views import try_load
 from planner.ui.cockpit import Cockpit
 from planner.ui.notebook_widgets import (
     InteractiveView,
@@ -365,4 +365,4 @@ def test_a_choice_in_a_chapter_is_carried_on(folder):
     assert render_changes("chat-70b", plan) is None
     for scenario in ("current", "chat-70b"):
         study = chapter.open_study(scenario)
-        assert bool(try_layouts(study)._carry) == (scenario == "current")
+        assert bool(try_load(study)._carry) == (scenario == "current")

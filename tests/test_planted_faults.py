@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from planner.latency.kv_offload import estimate_kv_offload
 from scipy.stats import gamma, multivariate_normal, norm
 from shipped import open_loop, plan_of
 
@@ -18,7 +19,6 @@ from planner.core.units import convert_gib_to_bytes, parse_bytes
 from planner.deploy.artifacts import list_benchmark_lengths
 from planner.engines.deployment import deploy_on
 from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.kv_offload import estimate_kv_offload
 from planner.latency.lora_adapters import (
     compute_adapter_costs,
     estimate_distinct_adapters,

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import cache
 
+import pytest
 from shipped import answer_of, small_plan
 
 from planner.answers.answer import PHRASES, build_offer

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from planner.analysis.layout_tables import estimate_max_rps
 from planner.analysis.sweep import Row, read_estimate, sweep
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
@@ -117,18 +116,13 @@ def sweep_long_prompt(
 def sweep_prefix_reuse(
     scenario: Scenario, candidate: Candidate, shares: Sequence[float]
 ) -> pd.DataFrame:
-    """Return TTFT, saturated throughput and replicas by the fraction of cached prompt tokens."""
+    """Return latencies and saturated throughput by the fraction of cached prompt tokens."""
     deployment = candidate.deployment.with_args(enable_prefix_caching=True)
 
     def _read(percent: float) -> Row:
         load = replace(scenario.workload, prefix_tokens=0, prefix_hit_rate=percent / 100)
         full = evaluate(deployment, saturate_workload(deployment, load)).performance
-        max_rps = estimate_max_rps(replace(scenario, workload=load), deployment.with_replicas(1))
-        needed = math.ceil((load.rate or 0) / max_rps) if max_rps else math.nan
-        served = {
-            "Replicas needed": needed,
-            "Requests/s, all slots taken": full and full.request_tps,
-        }
+        served = {"Requests/s, all slots taken": full and full.request_tps}
         return served | read_estimate(deployment, load)
 
     return sweep({"Prompt tokens found in the cache (%)": [s * 100 for s in shares]}, _read)

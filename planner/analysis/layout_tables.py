@@ -6,32 +6,25 @@ tries. Columns have readable names with units; predictions are intervals.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import product
 
-import numpy as np
 import pandas as pd
 
 from planner.analysis.sweep import Row, sweep
 from planner.core.errors import PlannerError
-from planner.core.units import GB, GIB
+from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.engines.layout import ParallelLayout
-from planner.hardware.gpus import get_gpu, load_links
-from planner.latency.coefficient_lookup import get_deployment_coefficients
-from planner.latency.step_model import build_target_step_model
+from planner.hardware.gpus import get_gpu
 from planner.memory.memory_plan import MemoryPlan, get_memory_plan
-from planner.parallelism.communication import estimate_collectives
 from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
 from planner.planning.evaluation import (
     compute_offered_rps,
-    evaluate_candidate,
     get_candidate_workload,
     get_capacity_rps,
     get_load_limit_name,
 )
-from planner.planning.max_load import find_max_load
 from planner.planning.plan import Plan, get_reference_deployment
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import search_deployments
@@ -40,13 +33,6 @@ from planner.workload.workload import Workload
 
 MAX_FALLBACK_GPUS = 64
 """Most GPUs of what is studied where nothing fits on those that the scenario allows."""
-COMMUNICATION_LAYOUTS = (
-    ParallelLayout(tp=2),
-    ParallelLayout(tp=4),
-    ParallelLayout(tp=8),
-    ParallelLayout(pp=2),
-)
-"""Layouts whose communication is compared."""
 
 
 @dataclass(frozen=True)
@@ -136,18 +122,6 @@ def build_shape_table(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFra
     return pd.DataFrame(rows)
 
 
-def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
-    """Return the most requests/s of one replica within the SLOs, analytically, without headroom.
-
-    Offline, it is the throughput with all slots taken.
-    """
-    workload, scenario = scenario.workload, replace(scenario, headroom=0.0)
-    if scenario.offline or workload.rate is None:
-        performance = evaluate_candidate(scenario, deployment, 1).prediction.performance
-        return performance.request_tps.mid if performance else 0.0
-    return find_max_load(scenario, evaluate_candidate(scenario, deployment, 1), 0.0)
-
-
 def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     """Return limit, prediction and status of each SLO (offline: of the deadline)."""
     performance = candidate.prediction.performance
@@ -179,53 +153,6 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     return pd.DataFrame(
         rows, columns=["Target", "Predicted", "Limit", "Share of the limit (%)", "Verdict"]
     )
-
-
-def build_collectives_table(deployment: Deployment, batch: int, context: float) -> pd.DataFrame:
-    """Return what TP 2, 4 and 8 and two stages would send over every link that they might use.
-
-    Steps are a decode step of `batch` sequences of `context` tokens, and one with as many prompt
-    tokens as fit.
-    """
-    gpu, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
-    link_name = (
-        gpu.link.replace("nvlink", "NVLink ")
-        if deployment.link_bandwidth == gpu.link_bandwidth
-        else "as wired"
-    )
-    links = {link_name: deployment.link_bandwidth}
-    fast = deployment.link_bandwidth > gpu.pcie_bandwidth
-    links |= (
-        {"PCIe": gpu.pcie_bandwidth}
-        if fast
-        else {"NVLink 4, if it had it": load_links()["nvlink4"]}
-    )
-    wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in links.items()]
-    wires.append(
-        (f"between nodes ({gpu.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1)
-    )
-    steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
-    shapes = [
-        shape
-        for shape in COMMUNICATION_LAYOUTS
-        if explain_illegal_layout(deployment.model, shape, 8, deployment.engine) is None
-    ]
-    for shape, (wire, bandwidth, node), (step, batch_args) in product(shapes, wires, steps.items()):
-        placed = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
-        collectives = estimate_collectives(
-            placed, np.array([1.0]), get_deployment_coefficients(placed).coefficients
-        )
-        cost = build_target_step_model(placed).estimate_step(*batch_args)
-        collective_s = cost.seconds_by_part["collectives"] + cost.seconds_by_part["expert exchange"]
-        sent = sum(part.count * float(part.bytes[0]) for part in collectives)
-        rows.append({
-            "Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step,
-            "Messages": sum(part.count for part in collectives), "Step (ms)": cost.seconds * 1e3,
-            "KiB per token and GPU": sent / 1024,
-            "Messages (ms)": collective_s * 1e3,
-            "Share of the step (%)": collective_s / cost.seconds * 100,
-        })  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 def describe_layout_rules(deployment: Deployment) -> str:

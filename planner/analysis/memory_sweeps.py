@@ -17,10 +17,8 @@ from planner.memory.memory_plan import MemoryPlan, plan_memory
 from planner.memory.weights import compute_stage_bytes
 from planner.models.architecture import DecoderLayer
 from planner.models.mixers import (
-    GroupedQueryAttention,
     LayerCache,
     SequenceMixer,
-    get_kv_element_bytes,
 )
 from planner.models.quantization import load_weight_formats
 from planner.models.registry import load_model
@@ -146,25 +144,6 @@ def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
     return pd.DataFrame(rows).groupby("kind of layer", sort=False, as_index=False).sum()
 
 
-def derive_kv_equation(memory: MemoryPlan) -> str:
-    """Return the bytes of one more token of a long context on one GPU, as Markdown with LaTeX."""
-    layout, cut = memory.layout, memory.deployment.layout
-    terms = [
-        rf"{layers} \times {_spell_out(memory, mixer)}"
-        for mixer, layers in _count_mixers(memory).items()
-        if _count_token_bytes(memory, mixer)
-    ]
-    if not terms:
-        return "No layer keeps the whole context: beyond the windows, one more token takes nothing."
-    shared = rf" / {layout.dcp}" * (layout.dcp > 1)
-    total = f"{layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
-    where = f"TP{cut.tp}" + ", on the stage where a token costs most" * (cut.pp > 1)
-    return (
-        f"On one GPU of this deployment ({where}), one more token of a long context takes\n\n"
-        rf"$$({' + '.join(terms)}){shared} = {total} \text{{ bytes}}$$"
-    )
-
-
 def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
     """Count equal mixers of the most expensive stage, including those that share a cache."""
 
@@ -192,12 +171,3 @@ def _count_token_bytes(memory: MemoryPlan, mixer: SequenceMixer) -> float:
     return sum(each.token_bytes for each in _list_caches(memory, mixer) if each.kind == "full")
 
 
-def _spell_out(memory: MemoryPlan, mixer: SequenceMixer) -> str:
-    """Return the bytes that a layer keeps of a token: heads x (key + value) x bytes where it is."""
-    token = _count_token_bytes(memory, mixer)
-    if isinstance(mixer, GroupedQueryAttention):
-        heads = max(1, mixer.kv_heads // memory.deployment.layout.tp)
-        width = get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment))
-        if heads * (mixer.head_dim + mixer.v_head_dim) * width == token:
-            return rf"{heads} \times ({mixer.head_dim} + {mixer.v_head_dim}) \times {width:g}"
-    return f"{token:g}"

@@ -78,7 +78,8 @@ def simulate_routed(
     )
 
 
-def _read_hits(run: SimulationResult) -> dict[str, float]:
+def read_hits(run: SimulationResult) -> dict[str, float]:
+    """Return what was found, and waits for the first token."""
     waits = {f"{point} TTFT (ms)": get_wait_ms(run, point) for point in ("p50", "p99")}
     return {"found (%)": get_hit_percent(run), **waits}
 
@@ -95,21 +96,9 @@ def sweep_pool_size(
     def _read(tokens: int) -> Row:
         run = simulate_routed(deployment, workload, pool=pools[tokens])
         lru_hits = compute_prefix_hit_rate(trace, 1, tokens) * 100
-        return {"found (%)": 0.0, "a plain LRU would find (%)": lru_hits, **_read_hits(run)}
+        return {"found (%)": 0.0, "a plain LRU would find (%)": lru_hits, **read_hits(run)}
 
     return sweep({"KV pool (tokens)": pools}, _read)
-
-
-def sweep_host_memory(
-    deployment: Deployment, workload: Workload, pool: KvCachePool, gib: Sequence[float]
-) -> pd.DataFrame:
-    """Return hits, TTFT and throughput of one replica with this `pool` by host memory behind it."""
-
-    def _read(size: float) -> Row:
-        run = simulate_routed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
-        return _read_hits(run) | {"output tokens/s": run.output_tps}
-
-    return sweep({"GiB": gib}, _read)
 
 
 def sweep_routing(
@@ -129,6 +118,6 @@ def sweep_routing(
         counts = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
         median = run.summarize("ttft")["p50"] * 1e3
         busiest = counts.max() / counts.mean()
-        return _read_hits(run) | {"p50 TTFT (ms)": median, "busiest, of the mean": busiest}
+        return read_hits(run) | {"p50 TTFT (ms)": median, "busiest, of the mean": busiest}
 
     return sweep({"replicas": replicas, "requests go": policies}, _read)

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
-from planner.analysis.load_curves import find_paying_loads, get_load, list_draft_loads
+from planner.analysis.load_curves import get_load, list_draft_loads
 from planner.analysis.sweep import Row, judge_benefit, sweep
-from planner.core.number_format import format_number
 from planner.core.text import format_count
 from planner.engines.deployment import Deployment
 from planner.engines.layout import SpeculationConfig
@@ -57,17 +55,6 @@ def compare_draft(drafted: Deployment, batch: float, context: float) -> Speculat
     return evaluate_speculation(drafted, batch, context, memory)
 
 
-def list_step_parts(speedup: SpeculationSpeedup) -> pd.DataFrame:
-    """List the milliseconds per token and sequence by part, with and without speculation."""
-    per = 1e3 / speedup.tokens_per_step
-    rows = [
-        ("without", "target", speedup.plain_s * 1e3),
-        ("with", "target", speedup.verify_s * per),
-        ("with", "draft", speedup.draft_s * per),
-    ]
-    return pd.DataFrame(rows, columns=["way", "part", "ms per token"])
-
-
 def sweep_speedup(
     deployment: Deployment,
     batches: Sequence[float],
@@ -97,22 +84,6 @@ def sweep_draft_loads(drafted: Deployment, workload: Workload) -> pd.DataFrame |
     rows, (label, _) = list_draft_loads(drafted, workload), get_load(workload)
     columns = [label.lower(), "without", "with"]
     return pd.DataFrame(rows, columns=columns, dtype=float) * [1, 1e3, 1e3] if rows else None
-
-
-def describe_paying_loads(swept: pd.DataFrame | None) -> str:
-    """Describe at which loads of `sweep_draft_loads` the mean TPOT is shorter with drafts."""
-    if swept is None:
-        return "No load is compared: the engine does not start, or answers have no decode steps."
-    unit, loads = swept.columns[0], swept.iloc[:, 0]
-    rows: Any = swept.astype(object).where(swept.notna(), None).to_numpy().tolist()
-    ranges = [
-        f"from {format_number(loads[first], 2)} " * (first > 0)
-        + f"up to **{format_number(loads[last], 2)} {unit}**"
-        for first, last in find_paying_loads(rows)
-    ]
-    most = [format_number(loads[swept[way].last_valid_index()], 3) for way in ("without", "with")]
-    served = f"However long requests wait, the plan serves {most[0]} {unit} without drafts"
-    return f"Drafts pay {' and '.join(ranges) or 'at no load'}. {served} and {most[1]} with them."
 
 
 def describe_break_even(drafted: Deployment, batch: int, context: float) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from planner.analysis.sweep import REQUESTS_PER_SWEEP_RUN, Row, get_wait_ms, sweep
+from planner.analysis.load_curves import get_load, set_load
+from planner.analysis.sweep import REQUESTS_PER_SWEEP_RUN, Row, build_tail_row, get_wait_ms, sweep
 from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
 from planner.latency.performance import (
     LATENCY_METRICS,
@@ -18,12 +20,14 @@ from planner.latency.performance import (
     Performance,
 )
 from planner.planning.prediction import evaluate
-from planner.planning.simulation_runs import SimulationRun, simulate_once
+from planner.planning.simulation_runs import SimulationRun, run_short_simulation, simulate_once
 from planner.planning.slo import SloTarget, compute_tolerance, get_limit_status
 from planner.workload.workload import Workload
 
 OVERLOAD_RPS = 1e4
 """Requests/s that no deployment serves: what it then serves is its capacity."""
+RAMP_STEPS = 8
+"""Loads of a ramp, from a quarter of the traffic to four times it."""
 
 
 def build_latency_table(
@@ -75,3 +79,22 @@ def sweep_utilization(
         return row
 
     return sweep({"Utilization (%)": [share * 100 for share in shares]}, _read)
+
+
+def run_load_ramp(deployment: Deployment, workload: Workload) -> pd.DataFrame:
+    """Return requests/s served and tail latencies of all replicas by load, simulated.
+
+    The load is "Requests/s", or "Concurrent requests" of a closed loop.
+    """
+    label, planned = get_load(workload)
+
+    def _read(load: float) -> Row:
+        run = run_short_simulation(deployment, set_load(workload, load), REQUESTS_PER_SWEEP_RUN)
+        served: Interval | float = run.served_fraction * load
+        if not workload.rate:
+            served = run.mid.request_tps * deployment.num_engine_instances
+        return {"Requests/s served": served, **build_tail_row(run)}
+
+    factors = [4 ** (2 * step / RAMP_STEPS - 1) for step in range(RAMP_STEPS + 1)]
+    loads = [factor * planned for factor in factors]
+    return sweep({label: loads if workload.rate else sorted({*map(math.ceil, loads)})}, _read)

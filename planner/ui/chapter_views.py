@@ -6,14 +6,13 @@ What a view draws is computed by the tables of `analysis`.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
-from planner.analysis.layout_tables import Study, build_slo_table, list_shapes
+from planner.analysis.layout_tables import Study
 from planner.analysis.memory_sweeps import build_budget_table, describe_memory_status
 from planner.analysis.speculation_tables import (
     compare_draft,
     list_available_methods,
-    list_step_parts,
 )
 from planner.analysis.sweep import REQUESTS_PER_SWEEP_RUN
 from planner.analysis.tail_latency import build_latency_table
@@ -22,20 +21,19 @@ from planner.deploy.launch_spec import LaunchSpec
 from planner.engines.deployment import Deployment
 from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
 from planner.memory.memory_plan import find_safe_memory_utilization, plan_memory
-from planner.planning.candidate import Candidate
 from planner.planning.framework_choice import (
     FrameworkQuestion,
     load_framework_questions,
 )
-from planner.planning.scenario_schema import LayoutSize
 from planner.planning.simulation_runs import run_short_simulation
-from planner.ui.charts.base import CATEGORY_COLORS, MUTED_COLOR, plot_bars, plot_memory_budget
+from planner.ui.charts.base import plot_memory_budget
 from planner.ui.notebook_widgets import (
     HtmlOutput,
     InteractiveView,
     build_choice,
     build_ladder,
     build_slider,
+    escape_html,
     show_figure,
     show_note,
     show_table,
@@ -68,6 +66,22 @@ def list_framework_questions(choice: FrameworkQuestion) -> list[dict[str, str]]:
         told = {"question": each.question, "here": answer, "yes leads to": each.framework}
         rows.append({**told, "why": each.fact})
     return rows
+
+
+def draw_framework_choice(choice: FrameworkQuestion) -> HtmlOutput:
+    """Draw the questions as a tree, in which each no leads to the next; what holds here is bold."""
+    begin = '<ul style="list-style: none; border-left: 2px solid #8a8f98; padding-left: 1em">'
+    tree = ""
+
+    def mark(text: str, is_bold: bool) -> str:
+        return f"<strong>{escape_html(text)}</strong>" if is_bold else escape_html(text)
+
+    for row in reversed(list_framework_questions(choice)):
+        here, leads = row["here"], f"yes \N{RIGHTWARDS ARROW} {row['yes leads to']}. {row['why']}"
+        no = f"<li>{mark('no', here == 'no')}{tree}</li>" if tree else ""
+        ways = f"{begin}<li>{mark(leads, here == 'YES')}</li>{no}</ul>"
+        tree = f"{begin}<li>{mark(row['question'], bool(here))}{ways}</li></ul>"
+    return HtmlOutput(tree)
 
 
 def _list_fields(study: Study, *names: str) -> dict[str, Callable[[Any], object]]:
@@ -119,40 +133,6 @@ def try_memory(study: Study) -> InteractiveView:
             0.0, round(study.memory.total_bytes / GIB), held, 0.5, "other processes (GiB)"
         ),
     )
-
-
-def try_layouts(study: Study) -> InteractiveView:
-    """Let the reader look at every shape of a replica that was planned."""
-    shapes = list_shapes(study.plan)
-
-    def _draw(candidate: Candidate) -> Outputs:
-        targets, performance = (
-            build_slo_table(study.scenario, candidate), candidate.prediction.performance,
-        )  # fmt: skip
-        label = performance.source_label if performance else ""
-        return (
-            show_figure(
-                plot_memory_budget({"one GPU": candidate.prediction.memory}),
-                "Memory of one GPU, on the fullest stage.",
-            ),
-            show_table(
-                targets if len(targets) else None, f"Each target, {label}; intervals are 80%."
-            ),
-            show_note(candidate),
-        )
-
-    return InteractiveView(
-        _draw,
-        {"layout": _get_shape} if study.is_current else {},
-        lambda index: shapes[index],
-        index=build_choice([(c.description, k) for k, c in enumerate(shapes)], 0, "layout"),
-    )
-
-
-def _get_shape(candidate: Candidate) -> dict[str, int]:
-    """Return the layout of a replica as fields of a scenario."""
-    layout = candidate.deployment.layout
-    return {name: getattr(layout, name) for name in get_args(LayoutSize)}
 
 
 def try_load(study: Study) -> InteractiveView:
@@ -234,14 +214,11 @@ def try_drafts(study: Study, drafted: Deployment) -> InteractiveView:
 
     def _draw(subject: tuple[Deployment, int]) -> Outputs:
         speedup = compare_draft(*subject, study.context)
-        colors = {"target": CATEGORY_COLORS[0], "draft": MUTED_COLOR}
-        drawn = plot_bars(list_step_parts(speedup), "ms per token", "way", "part", colors)
         return (
             show_note(
                 f"Speculation {speedup}. The draft takes {speedup.draft_bytes / GIB:.2f} GiB of each"
                 f" GPU, the room of {speedup.num_sequences_lost:,} sequences."
             ),
-            show_figure(drawn, "Milliseconds per token and sequence."),
         )
 
     return InteractiveView(

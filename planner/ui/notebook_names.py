@@ -7,28 +7,26 @@ _BY_MODULE: Mapping[str, str] = {
         "get_slo_column simulate_prefill_gaps sweep_batch sweep_long_prompt sweep_prefix_reuse"
     ),
     "analysis.layout_tables": (
-        "build_collectives_table build_shape_table build_slo_table compare_pools "
+        "build_shape_table build_slo_table compare_pools "
         "describe_layout_rules describe_pools find_best_pools list_shapes sweep_pool_sizes"
     ),
     "analysis.lessons": (
         "build_traffic compare_step_speed read_performance read_pool read_run sweep_throughput"
     ),
-    "analysis.load_ramp": ("run_load_ramp"),
     "analysis.memory_sweeps": (
-        "build_format_table build_kv_table build_sequence_table derive_kv_equation "
+        "build_format_table build_kv_table build_sequence_table "
         "describe_memory_limit describe_memory_status describe_recommended_limits"
     ),
     "analysis.prefix_cache_sweeps": (
-        "build_document_workload simulate_routed sweep_host_memory sweep_pool_size sweep_routing"
+        "build_document_workload read_hits simulate_routed sweep_pool_size sweep_routing"
     ),
-    "analysis.sensitivity": ("sweep_knobs"),
     "analysis.speculation_tables": (
-        "describe_break_even describe_paying_loads propose_drafts sweep_draft_loads sweep_speedup"
+        "describe_break_even propose_drafts sweep_draft_loads sweep_speedup"
     ),
     "analysis.sweep": ("get_wait_ms space_logarithmically sweep sweep_tails"),
-    "analysis.tail_latency": ("build_latency_table sweep_utilization"),
+    "analysis.tail_latency": ("build_latency_table run_load_ramp sweep_utilization"),
     "answers.answer": ("build_answer"),
-    "answers.words": ("describe_day tell_measure_first"),
+    "answers.words": ("describe_day describe_drafts describe_loads tell_measure_first"),
     "deploy.alerts": ("list_alert_rules"),
     "deploy.artifacts": ("predict_benchmark_ramp render_artifacts"),
     "deploy.launch_spec": ("build_launch"),
@@ -45,8 +43,7 @@ _BY_MODULE: Mapping[str, str] = {
     "planning.framework_choice": ("choose_framework"),
     "planning.simulation_runs": ("simulate_once"),
     "ui.chapter_views": (
-        "describe_draft_decision list_files list_framework_questions try_drafts try_layouts "
-        "try_load try_memory"
+        "describe_draft_decision draw_framework_choice list_files try_drafts try_load try_memory"
     ),
     "ui.charts.base": ("plot_bars plot_day plot_lines plot_memory_budget plot_panels plot_tiles"),
     "ui.decision_memo": ("build_memo"),

@@ -12,7 +12,6 @@ from shipped import plan_of, plan_once, sampled, small_plan
 import planner
 from planner.analysis import layout_tables
 from planner.analysis.layout_tables import Study, begin_study
-from planner.analysis.sensitivity import sweep_knobs
 from planner.analysis.speculation_tables import compare_draft, propose_drafts
 from planner.memory.memory_plan import get_memory_plan
 from planner.planning.plan import Plan
@@ -86,7 +85,6 @@ def test_every_view_starts_at_the_plans_own_deployment_and_shows_its_figures(nam
         views.try_drafts(study, propose_drafts(study.scenario, own)[0]),
     )  # fmt: skip
     assert memory.subject == own and load.subject == (own, study.workload)
-    assert views.try_layouts(study).subject is best
     drafted, batch = drafts.subject
     assert replace(drafted, speculation=own.speculation) == own
     assert drafted == own or not own.speculation
@@ -112,15 +110,6 @@ def test_no_shape_that_costs_less_is_said_to_do(name, studied):
     assert list(table["chosen"]) == [each is plan.chosen for each in every]
     cheaper = [one for one in every if plan.chosen and one.cost_key < plan.chosen.cost_key]
     assert all(one.is_simulated for one in cheaper if one.is_confident)
-
-
-def test_each_knob_is_turned_once_to_each_setting(studied):
-    study = studied("small steps and drafts")
-    turned = sweep_knobs(study.scenario, study.plan.best)
-    assert not turned.duplicated(["knob", "measure"]).any()
-    twice = f"max_num_batched_tokens: {2 * study.deployment.args.max_num_batched_tokens:,}"
-    tokens = {knob for knob in turned["knob"] if "batched" in knob}
-    assert tokens == {twice}
 
 
 def test_the_notebooks_of_the_walk_import_only_the_package():

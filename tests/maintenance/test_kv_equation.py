@@ -1,10 +1,8 @@
-"""The KV equation that the VRAM chapter prints: its terms add up, for every kind of layer."""
-
-import re
+"""What the VRAM chapter says of each kind of layer adds up to what a token takes."""
 
 import pytest
 
-from planner.analysis.memory_sweeps import build_kv_table, derive_kv_equation
+from planner.analysis.memory_sweeps import build_kv_table
 from planner.engines.deployment import deploy_on
 from planner.memory.memory_plan import plan_memory
 
@@ -42,15 +40,8 @@ KINDS = [  # model, GPU, tp, bytes per token on one GPU, kinds of layers
 ]
 
 
-def evaluated(printed: str) -> tuple[float, int]:
-    """The left and the right side of the equation in the text."""
-    formula = re.search(r"\$\$(.*) = ([\d{},]+) \\text", printed)
-    assert formula is not None
-    return eval(formula[1].replace(r"\times", "*")), int(re.sub(r"[{},]", "", formula[2]))
-
-
 @pytest.mark.parametrize(("name", "gpu", "tp", "token", "kinds"), KINDS)
-def test_the_equation_printed_gives_its_own_result(
+def test_the_kinds_of_layers_add_up(
     name: str, gpu: str, tp: int, token: int, kinds: list[str]
 ) -> None:
     found = plan_memory(deploy_on(name, gpu, tp=tp, max_model_len=8192))
@@ -58,7 +49,6 @@ def test_the_equation_printed_gives_its_own_result(
     assert sorted(table["kind of layer"]) == kinds
     assert table["layers"].sum() == len(found.deployment.model.architecture.layers)
     assert table["bytes per token"].sum() == found.pool.layout.kv_bytes_per_token == token
-    assert evaluated(derive_kv_equation(found)) == (token, token)
 
 
 def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
@@ -68,10 +58,8 @@ def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
     third = plan_memory(
         deploy_on("google/gemma-3-27b-it", "L40S", tp=2, pp=3)
     )  # stages hold 3, 3 and 4 of 10 full layers
-    assert evaluated(derive_kv_equation(third)) == (
-        4 * 8 * 256 * 2,
-        third.pool.layout.kv_bytes_per_token,
-    )
+    held = build_kv_table(third)["bytes per token"].sum()
+    assert held == 4 * 8 * 256 * 2 == third.pool.layout.kv_bytes_per_token
     shared = build_kv_table(plan_memory(deploy_on("google/gemma-4-E4B", "H100"))).set_index(
         "kind of layer"
     )["layers"]

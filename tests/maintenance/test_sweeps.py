@@ -91,4 +91,3 @@ def test_reuse_shortens_prefill_and_nothing_gets_worse(best):
     found = batching_tables.sweep_prefix_reuse(CHAT, best, [0, 0.25, 0.5, 0.75])
     assert rises([value.mid for value in found["Requests/s, all slots taken"]])
     assert rises([value.mid for value in found["mean TTFT (ms)"]][::-1])
-    assert rises(list(found["Replicas needed"])[::-1])

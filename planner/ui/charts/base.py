@@ -111,14 +111,11 @@ def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.TopLevelMixin:
 
 
 def plot_bars(
-    data: pd.DataFrame, x: str, y: str, part: str, colors: Mapping[str, str] | Sequence[str],
-    panel: str | None = None, beside: bool = False,
+    data: pd.DataFrame, x: str, y: str, part: str, colors: Mapping[str, str]
 ) -> alt.TopLevelMixin:  # fmt: skip
-    """Plot bars of `x` for each `y`, the parts stacked or `beside` each other, a panel per `panel`."""
-    panels = data[panel].nunique() if panel else 1
+    """Plot bars of `x` for each `y`, the parts stacked."""
     rank = {name: at for at, name in enumerate(colors)}
-    place = {"yOffset": alt.YOffset(f"{part}:N", sort=list(colors))} if beside else {}
-    bars = (
+    return (
         alt.Chart(data.assign(rank=data[part].map(rank)))
         .mark_bar()
         .encode(
@@ -126,14 +123,9 @@ def plot_bars(
             y=alt.Y(f"{y}:N", title=None, sort=list(dict.fromkeys(data[y]))),
             color=encode_color(f"{part}:N", colors, data[part]),
             order=alt.Order("rank:Q"),
-            **place,
         )
-        .properties(width=(CHART_WIDTH_PX - 90) // panels, height=alt.Step(12 if beside else 18))
+        .properties(width=CHART_WIDTH_PX - 90, height=alt.Step(18))
     )
-    if panel is None:
-        return bars
-    drawn = arrange_panels(bars, panel, list(dict.fromkeys(data[panel])), panels)
-    return drawn.resolve_scale(x="independent")
 
 
 def plot_tiles(
