@@ -5,7 +5,6 @@ is an analytical estimate at first, and simulated soon after; other GPUs and cha
 Everything on the screen depends only on one immutable `Scenario`; see `plan_panel.build_page`.
 """
 
-import math
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ import traitlets
 
 from planner.answers import Answer, build_answer, words
 from planner.answers.answer import PHRASES, sweep_costs, sweep_latency
-from planner.core.errors import PlannerError, find_near_names
+from planner.core.errors import PlannerError
 from planner.core.progress import watch_progress
 from planner.engines.engine import list_engines
 from planner.engines.engine_args import LORA_RANKS
@@ -29,7 +28,13 @@ from planner.hardware.gpus import get_gpu, list_gpus
 from planner.hardware.prices import list_sellers
 from planner.models.registry import list_model_names
 from planner.planning.plan import Plan
-from planner.planning.scenario import CandidateGpu, Scenario, list_scenarios, parse_scenario
+from planner.planning.scenario import (
+    CandidateGpu,
+    Scenario,
+    list_scenarios,
+    load_scenario,
+    parse_scenario,
+)
 from planner.planning.search import search_analytically
 from planner.planning.what_if import FALLBACK_MAX_GPUS, SUGGESTED_GPUS, propose_changes
 from planner.ui import scenario_form
@@ -54,8 +59,6 @@ from planner.workload.daily_profile import load_daily_profiles
 WEB_FOLDER = Path(__file__).with_name("web")
 DEBOUNCE_S = 0.25
 """Seconds without another change after which the simulation starts."""
-DEFAULT_ASK_EVERY_S = 60.0
-"""Seconds between the questions of a user, answer and thinking together, until the reader says."""
 MAX_UNDO_STEPS = 50
 COMPUTING: Page = {
     "state": "computing",
@@ -65,20 +68,11 @@ COMPUTING: Page = {
     "say": [],
 }
 NO_ANSWER: Page = {"state": "failed", "tone": "bad", "word": "No answer", "say": []}
-WHOLE_NUMBERS = ("at_most", "requests", "adapters", "rank", "spare_replicas")
-NUMBER_UNITS = {
-    **dict.fromkeys(
-        (
-            "users", "rate", "concurrency", "within_hours", "prompt", "output", "reuse", "headroom",
-            "confidence", "zipf", "own_price", "budget", *WHOLE_NUMBERS,
-        ),
-        scenario_form.COUNT_UNITS,
-    ),
-    "every": scenario_form.SECOND_UNITS,
-}  # fmt: skip
-"""Controls that take a number, with the units that may be typed."""
-EMPTY_ALLOWED = ("own_price", "budget", "adapters")
-"""Numbers that may be left out."""
+NUMBERS = (
+    "rate", "concurrency", "requests", "within_hours", "prompt", "output", "reuse", "headroom",
+    "confidence", "at_most", "adapters", "zipf", "own_price", "budget", "spare_replicas",
+)  # fmt: skip
+"""Controls that take a number, as people type it; none where it may be left out."""
 CONTROLS_OF_CHANGES = (
     "rate",
     "concurrency",
@@ -110,7 +104,6 @@ class Cockpit(anywidget.AnyWidget):
     scenario: Scenario
     plan: Plan | None = None
     _told: Answer | None = None
-    by_users: bool
 
     def __init__(self, start: str = "", searches: Executor | None = None) -> None:
         # two: a search that nobody waits for any more delays no other
@@ -118,9 +111,7 @@ class Cockpit(anywidget.AnyWidget):
         self._lock, self._searching = threading.RLock(), threading.Lock()
         self._timer: threading.Timer | None = None
         self._asked: Scenario | None = None
-        self.fields: scenario_form.ScenarioFields = {}
-        self._every_s, self.by_users, self._has_own_title = DEFAULT_ASK_EVERY_S, True, False
-        self._past: list[scenario_form.ScenarioFields] = []
+        self._past: list[Scenario] = []
         first = start or (
             CURRENT_SCENARIO_FILE.name if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO
         )
@@ -135,9 +126,6 @@ class Cockpit(anywidget.AnyWidget):
                 "engines": {name: list(versions) for name, versions in list_engines().items()},
                 "formats": list(scenario_form.FORMAT_CHOICES),
                 "kv_formats": list(scenario_form.KV_CACHE_CHOICES),
-                "presets": {
-                    name: preset.about for name, preset in scenario_form.load_presets().items()
-                },
                 "metrics": PHRASES["metrics"],
                 "statistics": list(scenario_form.STATISTIC_CHOICES),
                 "days": list(load_daily_profiles()),
@@ -170,9 +158,7 @@ class Cockpit(anywidget.AnyWidget):
             ),
             "report": lambda: self._run_guarded("save", lambda: self.make_report(content["name"])),
             # the same question again, after a simulation that failed
-            "retry": lambda: self._run_guarded(
-                "start", lambda: self._ask(self.fields, self.scenario)
-            ),
+            "retry": lambda: self._run_guarded("start", lambda: self._ask(self.scenario)),
         }
         try:
             actions[content["do"]]()
@@ -183,13 +169,11 @@ class Cockpit(anywidget.AnyWidget):
         """Load a shipped scenario, or a file."""
 
         def load() -> None:
-            fields = scenario_form.read_scenario_fields(name)
-            scenario = parse_scenario(fields, Path(name).stem)
-            self._has_own_title = False
+            scenario = load_scenario(name)
             if self._asked is None:  # the question can be read before there is an estimate
-                self.fields, self.scenario = fields, scenario
+                self.scenario = scenario
                 self._show_controls()
-            self._ask(fields, scenario)
+            self._ask(scenario)
 
         self._run_guarded("start", load)
 
@@ -198,67 +182,39 @@ class Cockpit(anywidget.AnyWidget):
         first = next(iter(changes))
 
         def apply_changes() -> None:
-            fields, scenario = self.fields, self.scenario
+            scenario = self.scenario
             for name, value in changes.items():
-                fields, scenario = self._apply_change(fields, scenario, name, value)
-            if not self._has_own_title:
-                title = scenario_form.write_title(scenario)
-                fields, scenario = {**fields, "question": title}, replace(scenario, question=title)
-            self._past = [*self._past[-MAX_UNDO_STEPS:], self.fields]
-            self._ask(fields, scenario)
+                scenario = self._apply_change(scenario, name, value)
+            self._past = [*self._past[-MAX_UNDO_STEPS:], self.scenario]
+            self._ask(scenario)
 
-        self._run_guarded(first, apply_changes, value=changes[first])
+        self._run_guarded(first, apply_changes)
 
-    def _apply_change(
-        self, fields: scenario_form.ScenarioFields, scenario: Scenario, name: str, value: Any
-    ) -> tuple[scenario_form.ScenarioFields, Scenario]:
-        """Return the fields and the scenario with one control set."""
-        values = self._read_values(fields, scenario)
-        if (units := NUMBER_UNITS.get(name)) is not None:
-            if value == "" and name in EMPTY_ALLOWED:
-                value = 0
-            else:
-                value = scenario_form.parse_quantity(value, units, name.replace("_", " "))
-                value = round(value) if name in WHOLE_NUMBERS else value
-        if name == "every":
-            self._every_s, name, value = value, "rate", values["users"] / value
-        elif name == "users":
-            name, value = "rate", value / self._every_s
-        elif name == "load" and value in ("users", "rate"):
-            self.by_users = value == "users"
-            value = "rate"
-            if values["kind"] == "rate":
-                return fields, scenario
-        fields = scenario_form.apply_control(fields, name, value, values)
-        return fields, parse_scenario(fields, scenario.name)
+    def _apply_change(self, scenario: Scenario, name: str, value: Any) -> Scenario:
+        """Return the scenario with one control set."""
+        if name in NUMBERS:
+            units, told = scenario_form.COUNT_UNITS, name.replace("_", " ")
+            number = scenario_form.parse_quantity(value, units, told) if value != "" else 0.0
+            value = int(number) if number.is_integer() else number
+        fields, values = {**scenario.fields, "question": ""}, self._read_values(scenario)
+        changed = scenario_form.apply_control(fields, name, value, values)
+        return parse_scenario(changed, scenario.name)
 
-    def _read_values(
-        self, fields: scenario_form.ScenarioFields, scenario: Scenario
-    ) -> dict[str, Any]:
+    def _read_values(self, scenario: Scenario) -> dict[str, Any]:
         """Return the values of all controls, those that only the page has included."""
-        values = scenario_form.read_control_values(fields, scenario)
-        found = self.plan.scenario if self.plan else None
-        kind = scenario.open_figure
+        values = scenario_form.read_control_values(scenario)
+        kind, found = scenario.open_figure, self.plan.scenario if self.plan else None
         if kind in ("rate", "concurrency") and found and found.found_figure == kind:
             values[kind] = getattr(found.workload, kind)
-        kind = values["load"]
-        return {
-            **values,
-            "kind": kind,
-            "load": "users" if kind == "rate" and self.by_users else kind,
-            "users": values["rate"] * self._every_s,
-            "every": self._every_s,
-        }
+        return values
 
     def undo(self) -> None:
         """Return to the question before the last change."""
         if self._past:
-            fields = self._past.pop()
-            self._run_guarded(
-                "start", lambda: self._ask(fields, parse_scenario(fields, self.scenario.name))
-            )
+            scenario = self._past.pop()
+            self._run_guarded("start", lambda: self._ask(scenario))
 
-    def _ask(self, fields: scenario_form.ScenarioFields, scenario: Scenario) -> None:
+    def _ask(self, scenario: Scenario) -> None:
         """Show the scenario's controls and its estimate, and start the simulation."""
         with self._lock:
             if self._timer:
@@ -268,7 +224,7 @@ class Cockpit(anywidget.AnyWidget):
             plan = None if scenario.open_figure else search_analytically(scenario)
             shown = COMPUTING if plan is None else self._build_page(plan)
             self._asked = asked
-            self.fields, self.scenario, self.plan = fields, scenario, plan
+            self.scenario, self.plan = scenario, plan
             with self.hold_sync():
                 self._show_controls()
                 self._show_plan(shown)
@@ -281,10 +237,10 @@ class Cockpit(anywidget.AnyWidget):
     def _build_page(self, plan: Plan) -> Page:
         """Build what is shown of a plan, and keep its answer for the charts and for comparisons."""
         self._told = build_answer(plan)
-        return build_page(self._told, self._every_s if self.by_users else None)
+        return build_page(self._told)
 
     def _show_controls(self) -> None:
-        values = self._read_values(self.fields, self.scenario)
+        values = self._read_values(self.scenario)
         gpus = [get_gpu(name) for name in values["gpus"]]
         sellers = [set(list_sellers(gpu, values["tier"])) for gpu in gpus]
         self.controls = {
@@ -298,20 +254,19 @@ class Cockpit(anywidget.AnyWidget):
 
     def _show_plan(self, shown: Page) -> None:
         self.answer = shown
-        self._redraw(None)
+        self._redraw()
 
-    def _redraw(self, _change: object) -> None:
+    def _redraw(self, _change: object = None) -> None:
         """Draw the charts for the page's width and target."""
         with self._lock:
             if self.plan is None or self._told is None:
                 return
-            view: dict[str, Any] = self.view
-            limit = find_curve_target(self._told, view["target"])
+            limit = find_curve_target(self._told, self.view["target"])
             latency = sweep_latency(self.plan, limit.target) if limit and limit.target else None
             costs = (
                 sweep_costs(self.plan) if limit and self.answer.get("state") == "final" else None
             )
-            self.charts = draw_charts(self._told, latency, costs, int(view["width"]))
+            self.charts = draw_charts(self._told, latency, costs, int(self.view["width"]))
 
     def _simulate_scenario(self, asked: Scenario) -> None:
         """Search with simulations, and show the plan if the scenario is still the same."""
@@ -393,12 +348,13 @@ class Cockpit(anywidget.AnyWidget):
 
     def _list_changes(self, before: Scenario, after: Scenario) -> dict[str, Any]:
         """Return the controls whose values differ between two scenarios; smaller stocks do not count."""
-        old, new = (scenario_form.read_control_values(self.fields, s) for s in (before, after))
+        old, new = (scenario_form.read_control_values(s) for s in (before, after))
         names = [*CONTROLS_OF_CHANGES, *(name for name in new if " " in name)]
-        changes = {name: new[name] for name in names if old.get(name) != new.get(name)}
-        if changes.get("at_most", math.inf) < old["at_most"]:
-            changes.pop("at_most")
-        return changes
+        return {
+            name: new[name]
+            for name in names
+            if old.get(name) != new.get(name) and (name != "at_most" or new[name] > old[name])
+        }
 
     def close(self) -> None:
         """Stop simulating, and remove the widget from the page."""
@@ -408,41 +364,15 @@ class Cockpit(anywidget.AnyWidget):
         self._searches.shutdown(wait=False, cancel_futures=True)
         super().close()
 
-    def wait_for_estimate(self) -> None:
-        """Wait until the first estimate is shown."""
-        self._first.join()
-
-    def wait_for_simulation(self) -> None:
-        """Wait until the shown plan is simulated, and other plans are."""
-        self._first.join()
-        if self._timer:
-            self._timer.join()
-
-    def _run_guarded(self, field: str, action: Callable[[], None], value: Any = None) -> None:
+    def _run_guarded(self, field: str, action: Callable[[], None]) -> None:
         """Run `action`; its error is shown beside `field`, and the last answer stays."""
         with self._lock:  # JupyterLab may handle messages in parallel
             try:
                 action()
             except PlannerError as error:
-                known = {"model": list_model_names(), "gpus": [gpu.name for gpu in list_gpus()]}
-                text = value[-1] if isinstance(value, (list, tuple)) and value else value
-                near = find_near_names(str(text), known[field]) if field in known and text else ()
-                said = (
-                    f"No {field.removesuffix('s')} is called {text!r:.60}. Nearest:"
-                    if near
-                    else str(error)
-                )
-                asks = field != "save"
+                wrong = {"field": field, "text": str(error), "stale": field != "save"}
                 shown = self.answer if self._asked else {**NO_ANSWER, "failure": str(error)}
-                self.answer = {
-                    **shown,
-                    "error": {
-                        "field": field,
-                        "text": said,
-                        "near": list(near),
-                        "stale": asks,
-                    },
-                }
+                self.answer = {**shown, "error": wrong}
                 return
             if "error" in self.answer:
                 self.answer = {name: v for name, v in self.answer.items() if name != "error"}
@@ -452,13 +382,9 @@ class Cockpit(anywidget.AnyWidget):
 
         `title` is its own title; without one it keeps that on the screen.
         """
-        if title.strip() not in ("", self.fields["question"]):
-            self.fields = {**self.fields, "question": title.strip()}
-            self.scenario = replace(self.scenario, question=title.strip())
-            self._has_own_title = True
-            self._show_controls()
-        path = scenario_form.save_scenario(self.fields, scenario_form.get_scenario_file(name))
-        scenario_form.save_scenario(self.fields, CURRENT_SCENARIO_FILE)
+        fields = {**self.scenario.fields, "question": title.strip() or self.scenario.question}
+        path = scenario_form.save_scenario(fields, name)
+        scenario_form.save_scenario(fields, CURRENT_SCENARIO_FILE.stem)
         save_changes({})
         self.message = {
             "text": f"Saved as {path}. Every chapter opens with this question:",
@@ -467,7 +393,7 @@ class Cockpit(anywidget.AnyWidget):
 
     def make_report(self, name: str) -> None:
         """Write the PDF in the background, and show the progress."""
-        path = scenario_form.save_scenario(self.fields, scenario_form.get_scenario_file(name))
+        path = scenario_form.save_scenario(self.scenario.fields, name)
         threading.Thread(target=self._write_report, args=[path], daemon=True).start()
 
     def _write_report(self, path: Path) -> None:
@@ -485,9 +411,8 @@ class Cockpit(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """Show the answer in words where no widget can be shown."""
-        bundle = super()._repr_mimebundle_(**kwargs)
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        data, metadata = super()._repr_mimebundle_(**kwargs)
         answer = self.answer
         words = [answer["word"], answer.get("head", ""), answer.get("month", ""), *answer["say"]]
         html = f"<p>{escape('. '.join(filter(None, words)))}</p>"
-        return {**(data or {}), "text/html": html, "text/plain": "Cockpit()"}, metadata
+        return {**data, "text/html": html, "text/plain": "Cockpit()"}, metadata

@@ -96,7 +96,7 @@ def copy_notebooks(place: Path) -> list[Path]:
         original, copy = NOTEBOOK_DIR / name, place / name
         ensure_folder(copy.parent)
         if os.path.lexists(copy):
-            kept += [name] * (not _is_same(original, copy))
+            kept += [name] * (_read(original) != _read(copy))
             continue
         with replace_atomically(copy, new=True) as (part,):
             shutil.copyfile(original, part)
@@ -113,14 +113,12 @@ def _list_files() -> Iterator[Path]:
             yield name
 
 
-def _is_same(original: Path, copy: Path) -> bool:
-    """Return whether a file is a copy of the original; for a notebook, whether its code is."""
+def _read(path: Path) -> object:
+    """Read a file to compare it: of a notebook its code; None if that can't be."""
     try:
-        if original.suffix == ".ipynb":
-            return read_code(original) == read_code(copy)
-        return original.read_bytes() == copy.read_bytes()
+        return read_code(path) if path.suffix == ".ipynb" else path.read_bytes()
     except (OSError, PlannerError):
-        return False
+        return None
 
 
 def build_extension(extensions: Path) -> Path:

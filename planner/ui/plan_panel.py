@@ -27,15 +27,11 @@ BAR_END = 1.18
 """Where the bar of a target ends, as a multiple of its limit."""
 
 
-def build_page(answer: Answer, ask_every_s: float | None = None) -> Page:
-    """Build what the cockpit shows of an answer: an estimate if it is analytical.
-
-    With `ask_every_s` loads are also given as users, each of whom asks every so many seconds.
-    """
+def build_page(answer: Answer) -> Page:
+    """Build what the cockpit shows of an answer: an estimate if it is analytical."""
     return render_page(
         "panel",
         answer=answer,
-        ask_every_s=ask_every_s,
         tones=STATUS_TONES,
         after_simulation=AFTER_SIMULATION,
         max_rejected=MAX_REJECTED_ROWS,

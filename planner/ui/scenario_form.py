@@ -7,26 +7,18 @@ from typing import Any, get_args
 
 import yaml
 
-from planner.core.catalog import SourcedEntry, load_catalog
 from planner.core.errors import PlannerError
 from planner.core.files import replace_atomically
-from planner.core.number_format import format_limit_seconds, format_number
-from planner.core.text import format_count
 from planner.hardware.gpus import get_gpu
 from planner.hardware.prices import HOURS_PER_MONTH
 from planner.planning.scenario import (
     Scenario,
     apply_overrides,
-    find_scenario_file,
-    read_scenario_file,
-    resolve_file_fields,
 )
 from planner.planning.scenario_schema import (
     DAY_FIELDS,
     VOLUME_FIELDS,
     AdaptersEntry,
-    LengthsEntry,
-    PrefixEntry,
     ScenarioEntry,
 )
 from planner.planning.slo import LatencyStatistic
@@ -43,32 +35,9 @@ BEST_LIMIT = "best"
 ScenarioFields = dict[str, Any]
 
 
-class WorkloadPreset(SourcedEntry):
-    """An entry of `catalogs/presets.yaml`: the lengths of one kind of work."""
-
-    about: str
-    prompt_tokens: LengthsEntry
-    output_tokens: LengthsEntry
-    shared_prefix: PrefixEntry | None = None
-
-
-def load_presets() -> dict[str, WorkloadPreset]:
-    """Load the presets by name."""
-    return load_catalog("presets.yaml", WorkloadPreset)
-
-
-def read_scenario_fields(name: str) -> ScenarioFields:
-    """Return the fields of a shipped scenario or a YAML file, with absolute paths of its files."""
-    path = find_scenario_file(name)
-    _, scenario_fields = read_scenario_file(path)
-    if not isinstance(scenario_fields, dict):
-        raise PlannerError(f"{path}: expected fields such as model, gpus and workload")
-    given = {field: value for field, value in scenario_fields.items() if value is not None}
-    return resolve_file_fields(given, path.parent)
-
-
-def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str, Any]:
-    """Return the values of the controls for a scenario with these fields."""
+def read_control_values(scenario: Scenario) -> dict[str, Any]:
+    """Return the values of the controls for a scenario."""
+    fields = scenario.fields
     workload, workload_fields = scenario.workload, fields["workload"]
     day = workload_fields.get("day") or ""
     budget, own_prices = fields.get("budget") or {}, scenario.prices.user_prices
@@ -88,21 +57,9 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
         "concurrency": 64 if scenario.open_figure == "concurrency" else workload.concurrency or 64,
         "requests": workload.num_prompts or 100_000,
         "within_hours": float(workload_fields.get("within_hours") or 8.0),
-        "trace": str(workload_fields.get("trace") or ""),
         "prompt": workload.prompt.mean,
         "output": workload.output.mean,
         "reuse": round(100 * workload.cache_hit_fraction, 2),
-        "preset": next(
-            (
-                name
-                for name, preset in load_presets().items()
-                if all(
-                    getattr(preset, side).model_dump(exclude_none=True) == workload_fields.get(side)
-                    for side in ("prompt_tokens", "output_tokens")
-                )
-            ),
-            "",
-        ),
         "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
         "adapters": workload.adapters,
         "rank": scenario.engine_args.get(
@@ -146,10 +103,10 @@ def _set(field: str, convert: Callable[[Any], object] = lambda value: value) -> 
     return lambda value, _, __: {field: convert(value)}
 
 
-def _set_load(name: str, convert: Callable[[Any], object] = float) -> "_Control":
+def _set_load(name: str) -> "_Control":
     """Set a figure of the load, without the figures of which a rate was worked out."""
     worked_out = dict.fromkeys(f"workload.{each}" for each in (*VOLUME_FIELDS, "peak_to_mean"))
-    return lambda value, _, __: {**worked_out, f"workload.{name}": convert(value)}
+    return lambda value, _, __: {**worked_out, f"workload.{name}": value}
 
 
 def _scale_lengths(side: str) -> "_Control":
@@ -162,14 +119,6 @@ def _scale_lengths(side: str) -> "_Control":
         return {f"workload.{side}_tokens": scaled}
 
     return scale
-
-
-def _set_preset(name: Any, fields: ScenarioFields, values: Mapping[str, Any]) -> dict[str, object]:
-    preset = load_presets()[name].model_dump(exclude_none=True)
-    sides = ("prompt_tokens", "output_tokens", "shared_prefix")
-    untraced = {"rate": values["rate"], "trace": None} if fields["workload"].get("trace") else {}
-    lengths = {side: preset.get(side) for side in sides}
-    return {f"workload.{field}": value for field, value in (lengths | untraced).items()}
 
 
 def _set_gpus(names: Any, fields: ScenarioFields, values: Mapping[str, Any]) -> dict[str, object]:
@@ -208,17 +157,15 @@ CONTROL_FIELDS: dict[str, _Control] = {
     },
     "prompt": _scale_lengths("prompt"),
     "output": _scale_lengths("output"),
-    "preset": _set_preset,
     "find_max": _find_max,
     "rate": _set_load("rate"),
-    "concurrency": _set_load("concurrency", round),
-    "requests": _set_load("requests", round),
+    "concurrency": _set_load("concurrency"),
+    "requests": _set_load("requests"),
     "within_hours": _set_load("within_hours"),
     "load": lambda kind, fields, values: {"workload": _replace_load(fields, kind, values)},
-    "trace": lambda path, fields, _: {"workload": _replace_load(fields, "trace", {"trace": path})},
     "day": lambda text, *_: {
         **dict.fromkeys(f"workload.{name}" for name in DAY_FIELDS),
-        "workload.day": _parse_hours(text.strip()) or None,
+        "workload.day": _parse_hours(str(text or "").strip()) or None,
     },
 }
 """What each control sets: fields of the scenario, by its value, the fields and all values."""
@@ -243,21 +190,6 @@ def apply_control(
     return {**fields, "service_level": kept}
 
 
-def write_title(scenario: Scenario) -> str:
-    """Return the question of a scenario in a sentence, for one that was changed by controls."""
-    load, gpus = scenario.workload, " or ".join(candidate.gpu.name for candidate in scenario.gpus)
-    targets = ", ".join(f"{t.name} {format_limit_seconds(t.seconds)}" for t in scenario.slo_targets)
-    within = f" within {targets}" * bool(targets and scenario.open_figure != "limit")
-    if scenario.open_figure in ("rate", "concurrency"):
-        return f"How much traffic does {scenario.model} serve on {gpus}{within}?"
-    traffic = (
-        f"{format_number(load.rate, 3)} requests/s"
-        if load.rate
-        else format_count(load.num_prompts or load.concurrency or 0, "request")
-    )
-    return f"What does it take to serve {scenario.model} on {gpus} to {traffic}{within}?"
-
-
 def _replace_load(
     fields: ScenarioFields, kind: str, values: Mapping[str, Any]
 ) -> dict[str, object]:
@@ -271,19 +203,13 @@ def _replace_load(
         "peak_to_mean",
         "trace",
     }
-    gone |= {"burstiness"} if kind != "rate" else set()
-    gone |= {*DAY_FIELDS} if kind not in ("rate", "trace") else set()  # a day needs an open loop
-    gone |= {"prompt_tokens", "output_tokens"} if kind == "trace" else set()
+    gone |= set() if kind == "rate" else {"burstiness", *DAY_FIELDS}  # a day needs an open loop
     workload = {name: value for name, value in fields["workload"].items() if name not in gone}
-    if kind == "trace" and not values["trace"]:
-        raise PlannerError("a trace: name its file, CSV or JSON lines")
-    if kind != "trace" and fields["workload"].get("trace"):
+    if fields["workload"].get("trace"):
         for side in ("prompt", "output"):
             workload.setdefault(f"{side}_tokens", {"mean": round(values[side], 1)})
-    workload[kind] = values[kind]
-    if kind == "requests":
-        workload["within_hours"] = values["within_hours"]
-    return workload
+    hours = {"within_hours": values["within_hours"]} if kind == "requests" else {}
+    return {**workload, kind: values[kind], **hours}
 
 
 def _parse_hours(text: str) -> str | list[float]:
@@ -294,8 +220,14 @@ def _parse_hours(text: str) -> str | list[float]:
         return text
 
 
-def save_scenario(fields: ScenarioFields, path: Path) -> Path:
-    """Write the fields to `path`, which must be new or written by the cockpit; return it."""
+def save_scenario(fields: Mapping[str, Any], name: str) -> Path:
+    """Write the fields to NAME.yaml in the working folder; return it.
+
+    The file must be new, or written by the cockpit.
+    """
+    if not re.fullmatch(r"[\w][\w. -]{0,80}", name.strip()):
+        raise PlannerError(f"a name has letters, digits, dots, dashes and blanks, got {name!r:.90}")
+    path = Path(f"{name.strip().removesuffix('.yaml')}.yaml")
     with replace_atomically(path, updating=True) as (part,):
         if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(
             COCKPIT_FILE_HEADER
@@ -305,23 +237,13 @@ def save_scenario(fields: ScenarioFields, path: Path) -> Path:
             )
         part.write_text(
             COCKPIT_FILE_HEADER
-            + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=120),
+            + yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True, width=120),
             encoding="utf-8",
         )
     return path
 
 
-def get_scenario_file(name: str) -> Path:
-    """Return the file of a scenario called `name`, in the working folder."""
-    if not re.fullmatch(r"[\w][\w. -]{0,80}", name.strip()):
-        raise PlannerError(f"a name has letters, digits, dots, dashes and blanks, got {name!r:.90}")
-    return Path(f"{name.strip().removesuffix('.yaml')}.yaml")
-
-
-SECOND_UNITS: Mapping[str, float] = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-MILLISECOND_UNITS: Mapping[str, float] = {
-    unit: 1.0 if not unit else seconds * 1e3 for unit, seconds in SECOND_UNITS.items()
-}
+MILLISECOND_UNITS: Mapping[str, float] = {"": 1.0, "ms": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 COUNT_UNITS: Mapping[str, float] = {"": 1.0, "k": 1e3, "m": 1e6, "/s": 1.0, "%": 1.0, "$": 1.0}
 
 
@@ -332,6 +254,7 @@ def parse_quantity(text: object, units: Mapping[str, float], name: str) -> float
     )
     factor = match and {**COUNT_UNITS, **units}.get(match[2])
     if not match or factor is None:
-        example = "1.5 s or 800 ms" if "ms" in units else "1,500 or 2k"
-        raise PlannerError(f"{name}: expected a number such as {example}, got {text!r:.40}")
+        raise PlannerError(
+            f"{name}: expected a number such as 1,500, 2k or 800 ms, got {text!r:.40}"
+        )
     return float(match[1].replace(",", "")) * factor

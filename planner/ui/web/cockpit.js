@@ -7,13 +7,12 @@ const ICONS = {good: 'M2.5 6.4l2.4 2.4 4.6-5', warn: 'M6 2.2v4.4M6 9.6v.1', bad:
 const ANSWER_LIMIT_MS = 20000;
 // name: [label, lowest, highest, unit, linear?]
 const SLIDERS = {
-  users: ['Users', 1, 1e5, ''], every: ['Ask every', 1, 3600, ' s'], rate: ['Requests/s', 0.01, 1000, ''],
+  rate: ['Requests/s', 0.01, 1000, ''],
   concurrency: ['Requests at once', 1, 10000, ''], prompt: ['Prompt', 10, 1e5, ''], output: ['Answer', 10, 1e4, ''],
   reuse: ['Cached', 0, 95, '%', true], headroom: ['Keep free', 0, 60, '%', true],
   confidence: ['Probability', 50, 99, '%', true]
 };
-const LOADS = {users: 'Users', rate: 'Requests/s', concurrency: 'Closed loop', requests: 'Batch', trace: 'Trace'};
-const LOAD_ROWS = {users: ['users', 'every'], rate: ['rate'], concurrency: ['concurrency'], requests: [], trace: []};
+const LOADS = {rate: 'Requests/s', concurrency: 'Closed loop', requests: 'Batch'};
 const NEW_LIMITS_MS = {ttft: 1000, tpot: 40, itl: 50, e2e: 30000};
 const TIERS = {on_demand: 'On demand', reserved: 'Reserved', spot: 'Spot'};
 const LOGO = '<svg viewBox="0 0 20 20" aria-hidden="true"><rect x="1" y="1" width="18" height="18" rx="5" fill="var(--blue)"/><path d="M5 14.5h10M6.5 14V10M10 14V7M13.5 14V11" stroke="var(--on)" stroke-width="1.8" stroke-linecap="round"/><path d="M5 4.6h10" stroke="var(--on)" stroke-width="1.4" stroke-dasharray="2 2" stroke-linecap="round"/></svg>';
@@ -93,7 +92,6 @@ function render({model, el}) {
       <div class="seg loads" role="group" aria-label="Load"></div>
       <div class="load-rows" hidden></div>
       <label class="check max"><input type="checkbox" data-name="find_max"> Find the most that meets the targets</label>
-      <div class="pick presets" role="group" aria-label="Kind of work"></div>
       <div class="lengths"></div>
       <h3>Latency targets <select class="link add" aria-label="Add a target"></select></h3>
       <div class="limits"></div><div class="spare-rows"></div>
@@ -155,8 +153,8 @@ function render({model, el}) {
   }
   const sliders = Object.fromEntries(Object.keys(SLIDERS).map(name => [name, slider(name)]));
   const field = (label, name, attributes = '') => make(`<div class="row wide" data-field="${name}"><label>${label}</label><input class="in" aria-label="${label}" data-name="${name}" ${attributes}></div>`);
-  $('.load-rows').append(...['users', 'every', 'rate', 'concurrency'].map(name => sliders[name]),
-    field('Requests', 'requests'), field('Within hours', 'within_hours'), field('Trace file', 'trace', 'placeholder="CSV or JSON lines"'));
+  $('.load-rows').append(sliders.rate, sliders.concurrency,
+    field('Requests', 'requests'), field('Within hours', 'within_hours'));
   $('.lengths').append(sliders.prompt, sliders.output, sliders.reuse);
   $('.spare-rows').append(sliders.headroom, sliders.confidence);
   const choice = (label, name) => make(`<div class="row wide" data-field="${name}"><label>${label}</label><select class="field" aria-label="${label}" data-name="${name}"></select></div>`);
@@ -185,13 +183,10 @@ function render({model, el}) {
     }
     $('.start').value = all.scenarios.find(name => name === c.name || name === `${c.name}.yaml`) || c.name;
     $('.loads').innerHTML = Object.entries(LOADS).map(([kind, text]) => `<button data-key="load-${kind}" aria-pressed="${c.load === kind}">${text}</button>`).join('');
-    const shown = LOAD_ROWS[c.load], hidden = c.find_max && ['users', 'rate', 'concurrency'].includes(c.load);
-    for (const name of ['users', 'every', 'rate', 'concurrency']) sliders[name].hidden = !shown.includes(name) || (hidden && name !== 'every');
+    for (const name of ['rate', 'concurrency']) sliders[name].hidden = c.load !== name || c.find_max;
     for (const name of ['requests', 'within_hours']) $(`[data-field="${name}"]`).hidden = c.load !== 'requests';
-    $('[data-field="trace"]').hidden = c.load !== 'trace';
-    $('.max').hidden = ['requests', 'trace'].includes(c.load);
-    $('.rate').textContent = c.find_max ? 'the most is the question' : c.load === 'users' ? `${show(c.rate)} requests/s` : c.load === 'rate' ? 'in the busiest hour' : '';
-    $('.presets').innerHTML = Object.entries(all.presets).map(([name, about]) => `<button data-key="preset-${esc(name)}" title="${esc(about)}" aria-pressed="${c.preset === name}">${esc(name[0].toUpperCase() + name.slice(1))}</button>`).join('');
+    $('.max').hidden = !['rate', 'concurrency'].includes(c.load);
+    $('.rate').textContent = c.find_max ? 'the most is the question' : c.load === 'rate' ? 'in the busiest hour' : c.load === 'trace' ? 'as recorded' : '';
     $('.add').innerHTML = '<option value="">+ add</option>' + all.statistics.flatMap(p => Object.keys(all.metrics).map(m => `${m} ${p}`))
       .filter(key => !c.targets.includes(key)).sort().map(key => { const [m, p] = key.split(' '); return option(key, `${all.metrics[m]}, ${p}`); }).join('');
     if (!$('.limits').contains(document.activeElement) || !get('answer').error) redraw($('.limits'), c.targets.map(key => {
@@ -208,7 +203,7 @@ function render({model, el}) {
     select('engine_version', all.engines[c.engine].map(version => option(version, version, c.engine_version)).join(''));
     select('rank', all.ranks.map(rank => option(rank, rank, c.rank)).join(''));
     for (const name of ['rank', 'zipf']) $(`[data-field="${name}"]`).hidden = !c.adapters;
-    $('[data-field="day"]').hidden = !['users', 'rate', 'trace'].includes(c.load);
+    $('[data-field="day"]').hidden = !['rate', 'trace'].includes(c.load);
     $('.spec').hidden = !c.can_speculate;
     redraw($('.spares'), [0, 1, 2].map(n => `<button data-key="s-${n}" data-spare="${n}" aria-pressed="${c.spare_replicas === n}">${n}</button>`).join(''));
     for (const [name, known] of [['quantization', all.formats], ['kv_cache_dtype', all.kv_formats]])
@@ -220,14 +215,12 @@ function render({model, el}) {
   el.addEventListener('click', event => {
     const button = event.target.closest('button, [data-key]');
     if (!button || !el.contains(button)) return;
-    const key = button.dataset.key || '', {gpu, remove, spare, chip, value, near, changes, act, target} = button.dataset;
+    const key = button.dataset.key || '', {gpu, remove, spare, chip, value, changes, act, target} = button.dataset;
     if (key.startsWith('load-')) ask({load: key.slice(5)});
-    else if (key.startsWith('preset-')) ask({preset: key.slice(7)});
     else if (remove) ask({[remove]: ''});
     else if (spare) ask({spare_replicas: +spare});
     else if (gpu) { const gpus = toggle(now('gpus'), gpu); if (gpus.length) ask({gpus}); }
     else if (chip) ask({[chip]: toggle(now(chip), value)});
-    else if (near) ask({[near]: near === 'gpus' ? [...now('gpus'), value] : value});
     else if (changes) ask(JSON.parse(changes));
     else if (target && target !== 'load' && button.tagName === 'BUTTON') { model.set('view', {...get('view'), target}); model.save_changes(); }
     else if (act === 'save') { $('.save').hidden = !$('.save').hidden; if (!$('.save').hidden) $('.save').elements.file.focus(); }
@@ -332,12 +325,12 @@ function render({model, el}) {
     $$('.wrong').forEach(each => each.remove());
     $$('.invalid').forEach(each => each.classList.remove('invalid'));
     if (!error) return;
-    const name = {seller: 'tier', at_most: 'gpus', every: 'every', find_max: 'rate', engine: 'model', quantization: 'model'}[error.field] || error.field;
+    const name = {seller: 'tier', at_most: 'gpus', find_max: 'rate', engine: 'model', quantization: 'model'}[error.field] || error.field;
     const place = $(`[data-field="${CSS.escape(name)}"]`) || $('[data-field="start"]');
     if (error.field === 'save') $('.save').hidden = false;
     if (place.closest('details')) place.closest('details').open = true;
     place.classList.add('invalid');
-    place.append(make(`<div class="wrong" role="alert">${esc(error.text)}${error.near.length ? `<div class="pick">${error.near.map(each => `<button data-near="${error.field}" data-value="${esc(each)}">${esc(each)}</button>`).join('')}</div>` : ''}</div>`));
+    place.append(make(`<div class="wrong" role="alert">${esc(error.text)}</div>`));
   };
   const answer = () => { card(); tiles(); options(); memory(); why(); charts(); others(); errors(); };
   const message = () => {
