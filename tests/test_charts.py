@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 from shipped import drawn_rows, plan_of
 
-from planner.analysis import layout_tables as layout_study
 from planner.analysis import load_curves
 from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
@@ -23,19 +22,6 @@ def plan() -> Plan:
 
 # -------------------------------------------------------------------------------------------------------------
 # tables
-
-
-def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
-    """The deadline with the headroom that the scenario asks for."""
-    plan = plan_of("offline-batch")
-    asked, deployment = plan.scenario, plan.chosen.deployment
-    tight = replace(asked, headroom=0.6)
-    cases = (
-        (asked, plan.chosen), (asked, evaluate_candidate(asked, deployment, 1)),
-        (tight, evaluate_candidate(tight, deployment, deployment.layout.replicas)),
-    )  # fmt: skip
-    held = [layout_study.build_slo_table(*case)["Verdict"][0] != "missed" for case in cases]
-    assert held == [candidate.is_feasible for _, candidate in cases] == [True, False, False]
 
 
 def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:

@@ -157,7 +157,7 @@ def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
     ((_, shown),) = run(ASIDE[0], NOTEBOOK_DIR)
     (output,) = shown.outputs
     cockpit = _instances[output.data["application/vnd.jupyter.widget-view+json"]["model_id"]]
-    cockpit.wait_for_estimate()
+    cockpit._first.join()
     cockpit.close()  # nothing is simulated after the test
     assert output.data["text/html"].startswith("<p>")  # words, where no widget can be shown
 

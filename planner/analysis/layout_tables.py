@@ -20,10 +20,8 @@ from planner.parallelism.layouts import explain_illegal_layout
 from planner.planning.candidate import Candidate
 from planner.planning.disaggregated_search import evaluate_pools, explain_skipped_pools
 from planner.planning.evaluation import (
-    compute_offered_rps,
     get_candidate_workload,
     get_capacity_rps,
-    get_load_limit_name,
 )
 from planner.planning.plan import Plan, get_reference_deployment
 from planner.planning.scenario import CandidateGpu, Scenario
@@ -120,39 +118,6 @@ def build_shape_table(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFra
             "chosen": each is plan.chosen,
         })  # fmt: skip
     return pd.DataFrame(rows)
-
-
-def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
-    """Return limit, prediction and status of each SLO (offline: of the deadline)."""
-    performance = candidate.prediction.performance
-    rows: list[tuple[object, ...]] = []
-    for target in scenario.slo_targets:
-        if performance is None:
-            break
-        value, limit = performance.get_for_display(target.metric, target.percentile), target.seconds
-        rows.append(
-            (
-                f"{target.name} (ms)",
-                value * 1e3,
-                limit * 1e3,
-                value / limit * 100,
-                limit_odds.status if (limit_odds := candidate.get_limit(target.name)) else "met",
-            )
-        )
-    if (
-        performance
-        and (capacity := get_capacity_rps(scenario, performance))
-        and scenario.workload.rate
-    ):
-        offered = compute_offered_rps(scenario, candidate.prediction)
-        load = candidate.get_limit(get_load_limit_name(scenario))
-        status = load.status if load else "met"
-        utilization = capacity.map_monotone(lambda rate: offered / rate * 100)
-        suffix = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
-        rows.append((f"Requests/s at most{suffix}", capacity, offered, utilization, status))
-    return pd.DataFrame(
-        rows, columns=["Target", "Predicted", "Limit", "Share of the limit (%)", "Verdict"]
-    )
 
 
 def describe_layout_rules(deployment: Deployment) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from planner.analysis.sweep import Row, cap_at_zero, sweep
+from planner.analysis.sweep import Row, sweep
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.core.units import GIB
@@ -66,7 +66,7 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
         return {
             "format": entry.title,
             "weights (GiB)": memory.weights.map_monotone(lambda value: value / GIB),
-            "KV cache (GiB)": cap_at_zero(memory.kv_available),
+            "KV cache (GiB)": memory.kv_available.map_monotone(lambda value: max(value, 0.0) / GIB),
             "sequences": memory.pool.count_sequences(tokens) if fits else 0,
             f"decode step of {COMPARED_BATCH} (ms)": step.seconds * 1e3,
             "published quality": entry.quality, "source": entry.source,

@@ -62,7 +62,7 @@ def sweep_speedup(
     ks: Sequence[int],
     context: float,
 ) -> pd.DataFrame:
-    """Return the speed-up for every combination: columns k, batch, acceptance_rate, speedup,
+    """Return the speed-up for every combination: columns k, batch, acceptance rate, speedup,
     and the same as effect and as text."""
     assert deployment.speculation is not None
     speedups = dict[tuple[int, float], SpeculationSpeedup]()
@@ -76,7 +76,7 @@ def sweep_speedup(
         speedup = replace(speedups[k, batch], tokens_per_step=tokens).speedup.mid
         return {"speedup": speedup, "effect": judge_benefit(speedup - 1), "told": f"{speedup:.2g}"}
 
-    return sweep({"k": ks, "batch": batches, "acceptance_rate": rates}, _read)
+    return sweep({"k": ks, "batch": batches, "acceptance rate": rates}, _read)
 
 
 def sweep_draft_loads(drafted: Deployment, workload: Workload) -> pd.DataFrame | None:

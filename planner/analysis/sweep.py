@@ -14,7 +14,6 @@ import pandas as pd
 
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
-from planner.core.units import GIB
 from planner.engines.deployment import Deployment
 from planner.latency.performance import LATENCY_METRICS, LATENCY_STATISTICS, Performance
 from planner.memory.memory_plan import get_memory_plan
@@ -79,15 +78,6 @@ def sweep(axes: Mapping[str, Iterable[Any]], read: Callable[..., Row]) -> pd.Dat
     return pd.DataFrame(rows)
 
 
-def sweep_args(
-    deployment: Deployment, axes: Mapping[str, Iterable[Any]], read: Callable[[Deployment], Row]
-) -> pd.DataFrame:
-    """Sweep engine arguments: `read` gets the deployment with each combination of them."""
-    return sweep(
-        axes, lambda *values: read(deployment.with_args(**dict(zip(axes, values, strict=True))))
-    )
-
-
 def space_logarithmically(low: float, high: float, points: int = 24) -> list[int]:
     """Return integers from `low` to `high`, evenly spaced on a logarithmic axis."""
     return sorted(
@@ -108,17 +98,13 @@ def sweep_tails(
 ) -> pd.DataFrame:
     """Sweep an engine argument: KV cache pool, latencies, preemptions and served share, simulated."""
 
-    def _read(changed: Deployment) -> Row:
+    def _read(value: int) -> Row:
+        changed = deployment.with_args(**{name: value})
         pool = get_memory_plan(changed).pool
         run = run_short_simulation(changed, workload, REQUESTS_PER_SWEEP_RUN)
         return {"KV pool (tokens)": pool.reported_tokens, **build_tail_row(run)}
 
-    return sweep_args(deployment, {name: values}, _read)
-
-
-def cap_at_zero(size: Interval) -> Interval:
-    """Return a size in GiB, at least 0."""
-    return size.map_monotone(lambda value: max(value, 0.0) / GIB)
+    return sweep({name: values}, _read)
 
 
 def judge_benefit(benefit: float) -> str:

@@ -261,12 +261,12 @@ class Cockpit(anywidget.AnyWidget):
         with self._lock:
             if self.plan is None or self._told is None:
                 return
-            limit = find_curve_target(self._told, self.view["target"])
+            limit = find_curve_target(self._told, str(self.view["target"]))
             latency = sweep_latency(self.plan, limit.target) if limit and limit.target else None
             costs = (
                 sweep_costs(self.plan) if limit and self.answer.get("state") == "final" else None
             )
-            self.charts = draw_charts(self._told, latency, costs, int(self.view["width"]))
+            self.charts = draw_charts(self._told, latency, costs, int(str(self.view["width"])))
 
     def _simulate_scenario(self, asked: Scenario) -> None:
         """Search with simulations, and show the plan if the scenario is still the same."""
@@ -411,7 +411,7 @@ class Cockpit(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """Show the answer in words where no widget can be shown."""
-        data, metadata = super()._repr_mimebundle_(**kwargs)
+        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
         answer = self.answer
         words = [answer["word"], answer.get("head", ""), answer.get("month", ""), *answer["say"]]
         html = f"<p>{escape('. '.join(filter(None, words)))}</p>"

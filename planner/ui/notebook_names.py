@@ -7,7 +7,7 @@ _BY_MODULE: Mapping[str, str] = {
         "get_slo_column simulate_prefill_gaps sweep_batch sweep_long_prompt sweep_prefix_reuse"
     ),
     "analysis.layout_tables": (
-        "build_shape_table build_slo_table compare_pools "
+        "build_shape_table compare_pools "
         "describe_layout_rules describe_pools find_best_pools list_shapes sweep_pool_sizes"
     ),
     "analysis.lessons": (

@@ -248,13 +248,6 @@ def build_choice(options: Sequence[Any], value: Any = None, label: str = "") -> 
     return ipywidgets.Dropdown(options=options, value=value, description=label)
 
 
-def build_text_field(value: str = "", label: str = "", hint: str = "") -> ipywidgets.Widget:
-    """Return a text field that is read on Enter; it shows `hint` while it is empty."""
-    return ipywidgets.Text(
-        value=value, description=label, placeholder=hint, continuous_update=False
-    )
-
-
 class InteractiveView(ipywidgets.VBox):
     """Show `draw(**values)` below its controls, and redraw it when one of them changes.
 
@@ -334,7 +327,10 @@ def ask_number(right: float, hint: str, tolerance: float = 0.1) -> InteractiveVi
             return show_note(f"Right: {format_value(right)}.", RIGHT_COLOR)
         return show_note(f"Not yet. {hint}", ERROR_COLOR)
 
-    return InteractiveView(_judge, answer=build_text_field(label="Your answer", hint="a number"))
+    field = ipywidgets.Text(
+        description="Your answer", placeholder="a number", continuous_update=False
+    )
+    return InteractiveView(_judge, answer=field)
 
 
 def _build_rerun_button(label: str, do: Callable[[], None]) -> ipywidgets.Widget:

@@ -4,7 +4,7 @@ import pytest
 from shipped import plan_of
 
 from planner.analysis import batching_tables
-from planner.analysis.sweep import space_logarithmically, sweep_args
+from planner.analysis.sweep import space_logarithmically, sweep
 from planner.core.errors import PlannerError
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import load_scenario
@@ -29,14 +29,14 @@ def rises(values) -> bool:
     )
 
 
-def test_a_sweep_has_a_row_for_each_combination_that_the_engine_takes(alone):
-    def read(deployment):
-        if deployment.args.max_num_seqs > deployment.args.max_num_batched_tokens:
+def test_a_sweep_has_a_row_for_each_combination_that_is_no_error():
+    def read(seqs, tokens):
+        if seqs > tokens:
             raise PlannerError("no engine starts so")
-        return {"both": (deployment.args.max_num_seqs, deployment.args.max_num_batched_tokens)}
+        return {"both": (seqs, tokens)}
 
     axes = {"max_num_seqs": [64, 512], "max_num_batched_tokens": [256, 1024]}
-    swept = sweep_args(alone[0], axes, read)
+    swept = sweep(axes, read)
     assert list(swept.columns) == ["max_num_seqs", "max_num_batched_tokens", "both"]
     assert list(swept["both"]) == [(64, 256), (64, 1024), (512, 1024)]
     assert list(swept["max_num_seqs"]) == [64, 64, 512]

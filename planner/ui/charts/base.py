@@ -153,7 +153,11 @@ def plot_tiles(
         layers.append(ring.transform_filter(f"datum['{framed}']"))
     wide = min((CHART_WIDTH_PX - 120) // abreast - 20, 64 * max(data[x].nunique(), 4))
     drawn = alt.layer(*layers).properties(width=wide, height=alt.Step(20))
-    return arrange_panels(drawn, panel, panels, abreast) if panel else drawn
+    if not panel:
+        return drawn
+    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
+    facet = alt.Facet(f"{panel}:N", title=None, sort=panels, header=above)
+    return drawn.facet(facet=facet, columns=abreast)
 
 
 def encode_color(
@@ -175,16 +179,6 @@ def split_intervals(intervals: Iterable[Any]) -> dict[str, list[float]]:
     """Return columns "lo", "mid" and "hi" of intervals or numbers."""
     values = list(intervals)
     return {end: [getattr(value, end, value) for value in values] for end in ("lo", "mid", "hi")}
-
-
-def arrange_panels(
-    panel: Any, column: str, order: Sequence[str], abreast: int = 1
-) -> alt.FacetChart:
-    """Repeat `panel` for each value of `column`, `abreast` of them in a row."""
-    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
-    return panel.facet(
-        facet=alt.Facet(f"{column}:N", title=None, sort=list(order), header=above), columns=abreast
-    )
 
 
 def plot_lines(
