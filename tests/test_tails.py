@@ -89,9 +89,8 @@ def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
 
 def test_no_more_is_served_than_is_offered(ramp):
     assert all(row["Requests/s served"].hi <= row["Requests/s"] for _, row in ramp.iterrows())
-    last = ramp.iloc[-1]
-    assert last["Requests/s"] == 4 * LOAD.rate
-    assert last["Requests/s served"].mid < 0.95 * last["Requests/s"]
+    served = [row["Requests/s served"].mid / row["Requests/s"] for _, row in ramp.iterrows()]
+    assert min(served[:-1]) >= 0.95 > served[-1]  # it ends where more comes than is served
 
 
 def test_tails_grow_with_the_load(ramp):

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 import pandas as pd
 
 from planner.analysis.load_curves import get_load, set_load
-from planner.analysis.sweep import REQUESTS_PER_SWEEP_RUN, Row, build_tail_row, get_wait_ms, sweep
+from planner.analysis.sweep import (
+    MIN_SERVED_FRACTION,
+    REQUESTS_PER_SWEEP_RUN,
+    Row,
+    build_tail_row,
+    get_wait_ms,
+    sweep,
+)
 from planner.core.errors import PlannerError
 from planner.core.intervals import Interval
 from planner.engines.deployment import Deployment
@@ -27,7 +34,7 @@ from planner.workload.workload import Workload
 OVERLOAD_RPS = 1e4
 """Requests/s that no deployment serves: what it then serves is its capacity."""
 RAMP_STEPS = 8
-"""Loads of a ramp, from a quarter of the traffic to four times it."""
+"""Steps between the loads of a ramp."""
 
 
 def build_latency_table(
@@ -84,7 +91,8 @@ def sweep_utilization(
 def run_load_ramp(deployment: Deployment, workload: Workload) -> pd.DataFrame:
     """Return requests/s served and tail latencies of all replicas by load, simulated.
 
-    The load is "Requests/s", or "Concurrent requests" of a closed loop.
+    The load is "Requests/s", or "Concurrent requests" of a closed loop, from a quarter of the
+    traffic to four times it, or until more comes than is served.
     """
     label, planned = get_load(workload)
 
@@ -95,6 +103,7 @@ def run_load_ramp(deployment: Deployment, workload: Workload) -> pd.DataFrame:
             served = run.mid.request_tps * deployment.num_engine_instances
         return {"Requests/s served": served, **build_tail_row(run)}
 
-    factors = [4 ** (2 * step / RAMP_STEPS - 1) for step in range(RAMP_STEPS + 1)]
-    loads = [factor * planned for factor in factors]
-    return sweep({label: loads if workload.rate else sorted({*map(math.ceil, loads)})}, _read)
+    loads = [planned * 4 ** (2 * step / RAMP_STEPS - 1) for step in range(RAMP_STEPS + 1)]
+    ramp = sweep({label: loads if workload.rate else sorted({*map(math.ceil, loads)})}, _read)
+    overloaded = ramp["Served (%)"].map(lambda share: share.mid < 100 * MIN_SERVED_FRACTION)
+    return ramp[overloaded.cumsum() <= 1]

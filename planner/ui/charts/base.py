@@ -155,7 +155,12 @@ def plot_tiles(
     drawn = alt.layer(*layers).properties(width=wide, height=alt.Step(20))
     if not panel:
         return drawn
-    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
+    above = alt.Header(
+        labelOrient="top",
+        labelAnchor="start",
+        labelAngle=0,
+        labelExpr=f"'{panel} ' + datum.value",
+    )
     facet = alt.Facet(f"{panel}:N", title=None, sort=panels, header=above)
     return drawn.facet(facet=facet, columns=abreast)
 
