@@ -88,11 +88,14 @@ def sweep_utilization(
     return sweep({"Utilization (%)": [share * 100 for share in shares]}, _read)
 
 
-def run_load_ramp(deployment: Deployment, workload: Workload) -> pd.DataFrame:
+def run_load_ramp(
+    deployment: Deployment, workload: Workload, most: float | None = None
+) -> pd.DataFrame:
     """Return requests/s served and tail latencies of all replicas by load, simulated.
 
     The load is "Requests/s", or "Concurrent requests" of a closed loop, from a quarter of the
-    traffic to four times it, or until more comes than is served.
+    traffic (or of `most`, what is served, if that is less) to four times it, or until more comes than
+    is served.
     """
     label, planned = get_load(workload)
 
@@ -103,7 +106,10 @@ def run_load_ramp(deployment: Deployment, workload: Workload) -> pd.DataFrame:
             served = run.mid.request_tps * deployment.num_engine_instances
         return {"Requests/s served": served, **build_tail_row(run)}
 
-    loads = [planned * 4 ** (2 * step / RAMP_STEPS - 1) for step in range(RAMP_STEPS + 1)]
+    loads = [
+        min(planned, most or planned) * 4 ** (2 * step / RAMP_STEPS - 1)
+        for step in range(RAMP_STEPS + 1)
+    ]
     ramp = sweep({label: loads if workload.rate else sorted({*map(math.ceil, loads)})}, _read)
     overloaded = ramp["Served (%)"].map(lambda share: share.mid < 100 * MIN_SERVED_FRACTION)
     return ramp[overloaded.cumsum() <= 1]

@@ -137,7 +137,13 @@ def plot_tiles(
     abreast = min(max(len(panels), 1), 3)
     used = [name for name in (x, y, kind, text, panel, framed) if name]
     base = alt.Chart(data[used]).encode(
-        x=alt.X(f"{x}:N", sort=list(dict.fromkeys(data[x])), axis=alt.Axis(labelAngle=0)),
+        x=alt.X(
+            f"{x}:N",
+            axis=alt.Axis(labelAngle=0),
+            sort="ascending"
+            if pd.api.types.is_numeric_dtype(data[x])
+            else list(dict.fromkeys(data[x])),
+        ),
         y=alt.Y(
             f"{y}:N", title=y, sort=list(dict.fromkeys(data[y])), axis=alt.Axis(labelLimit=260)
         ),
