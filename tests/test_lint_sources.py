@@ -154,7 +154,7 @@ def test_a_script_of_a_config_map_is_read_where_it_is_started() -> None:
     [
         f'A="{" ".join(WORDS[1:3])}"\nA+=" {" ".join(WORDS[3:])}"\neval vllm serve {WORDS[0]} $A\n',
         f'sh -c \'exec vllm serve "$0" "$@"\' {" ".join(WORDS)}',
-        f': "${{M:=Qwen/Qwen3-8B}}"\nvllm serve $M ${{NOTHING:+--x}} {" ".join(WORDS[1:])}',
+        f'M="${{1:-Qwen/Qwen3-8B}}"\nvllm serve "$M" {" ".join(WORDS[1:])}',
     ],
 )
 def test_what_a_shell_fills_in_is_filled_in(text: str) -> None:
@@ -214,9 +214,16 @@ def test_one_word_of_several_is_no_program() -> None:
             ]
         },
     }
-    assert to_fix(lint(yaml.safe_dump(pod))) == {"vllm serve Qwen/Qwen3-8B": "contradicts"}
-    (found,) = [one for one in lint("sh -c vllm serve Qwen/Qwen3-8B").findings if one.needs_fix]
-    assert found.refused and "first word" in found.why
+    assert to_fix(lint(yaml.safe_dump(pod))) == {"vllm serve": "contradicts"}
+    with pytest.raises(PlannerError, match="no server starts"):
+        lint("sh -c vllm serve Qwen/Qwen3-8B")  # the shell runs its first word
+
+
+def test_what_a_text_sets_twice_is_known_only_where_it_runs() -> None:
+    text = "N=7\nif [ $OFF ]; then N=0; fi\nvllm serve Qwen/Qwen3-8B --max-num-seqs {}\n"
+    assert to_fix(lint(text.format("$N"))) == {"--max-num-seqs": "unread"}
+    assert not to_fix(lint(text.format(8)))
+    assert to_fix(lint(text.format("${NUM:+8}"))) == {"--max-num-seqs": "unread"}
 
 
 def write_deployment(

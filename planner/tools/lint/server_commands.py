@@ -119,15 +119,14 @@ def _rejoin_options(
             joined.append((statement, ()))
             continue
         before, findings = joined[-1]
-        why = "the line before ends without a backslash, or with a blank after it, so that the shell takes"
-        name, line = statement.words[0].partition("=")[0], _show_line(statement.words)
-        cut = LintFinding(
-            "setting", name, line, "contradicts", f"{why} these options for a command", "one command"
-        )  # fmt: skip
-        words = tuple(word for word in before.words if word.strip())
         # a guide leaves out what stands elsewhere
-        found = findings if {"...", "\u2026"} & {*words} else (*findings, cut)
-        joined[-1] = replace(before, words=(*words, *statement.words)), found
+        if not {"...", "\u2026"} & {*before.words}:
+            why = "the line before ends without a backslash, or with a blank after it, so that the shell takes"
+            name, why = statement.words[0].partition("=")[0], f"{why} these options for a command"
+            cut = LintFinding("setting", name, name, "contradicts", why, "one command")
+            findings = (*findings, cut)
+        words = tuple(word for word in before.words if word.strip())
+        joined[-1] = replace(before, words=(*words, *statement.words)), findings
     return joined
 
 
@@ -138,30 +137,37 @@ def _parse_statement(
     words, environment = statement.words, statement.environment
     if depth > 3 or not words:
         return
-    program = PurePath(words[0]).name
-    if program in _CONTAINER_PROGRAMS and "run" in words[:4]:
+    if PurePath(words[0]).name in _CONTAINER_PROGRAMS and "run" in words[:4]:
         yield from _parse_docker_run(words, environment, location, depth)
         return
-    shell_option = next(
-        (
-            at
-            for at, word in enumerate(words[:-1])
-            if re.fullmatch(r"-[a-z]*c", word)
-            and any(PurePath(before).name in _SHELL_PROGRAMS for before in words[:at])
-        ),
-        None,
-    )
-    if wrapper := find_wrapper(words):
-        yield ServerCommand(
-            location, load_forms().wrappers[wrapper], (), environment, unread=(wrapper,)
-        )
-        return
-    if launcher := match_launcher(words):
+    # ssh HOST '...', tmux new '...'
+    scripts = [word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)]
+    is_server = SERVER_MENTION_PATTERN.search(" ".join(words)) or match_launcher(words)
+    shells = [at for at, word in enumerate(words) if PurePath(word).name in _SHELL_PROGRAMS]
+    for at in [
+        n
+        for n in range(1, len(words))
+        if re.fullmatch("-[a-z]*c", words[n]) and shells and shells[0] < n
+    ][:1]:
+        # the words after the script are its $0, $1, ...; -- ends the shell's own options
+        script, *parameters = words[at + 1 + (words[at + 1 : at + 2] == ("--",)) :] or [""]
+        scripts = [fill_in_parameters(script, parameters)]
+    wrapper = next((word for word in words if is_server and word in load_forms().wrappers), "")
+    if wrapper:
+        engine = load_forms().wrappers[wrapper]
+        yield ServerCommand(location, engine, (), environment, unread=(wrapper,))
+    elif scripts:
+        why = "it is one word, and no program has that name"
+        own = (_refuse_word(why, "a word each"),) if scripts[-1] == words[0] else ()
+        for inner, findings in _rejoin_options(parse_statements(scripts[-1], environment)):
+            for command in _parse_statement(inner, location, None, depth + 1):
+                yield replace(command, findings=(*own, *findings, *command.findings))
+    elif launcher := match_launcher(words):
         name, start, subcommand = launcher
         assignments = (word.partition("=")[::2] for word in words[:start])
         assigned = {key: value for key, value in assignments if value and key.isidentifier()}
         pinned = re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)(?!\S)", " ".join(words[:start]))
-        command = ServerCommand(
+        yield ServerCommand(
             location,
             name,
             tuple(words[start:]),
@@ -169,39 +175,15 @@ def _parse_statement(
             pinned[1] if pinned else "",
             subcommand=subcommand,
         )
-        if shell_option is not None and shell_option < start:
-            why = f"{program} {words[shell_option]} runs its first word; the others are $0, $1, ..."
-            finding = _refuse_word(words[shell_option + 1], why, "the command in quotes")
-            command = replace(command, findings=(finding,))
-        yield command
-        return
-    # ssh HOST '...', tmux new '...'
-    scripts = [word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)]
-    if shell_option is not None:
-        # the words after the script are its $0, $1, ...; -- ends the shell's own options
-        script, *parameters = words[shell_option + 1 + (words[shell_option + 1] == "--") :] or [""]
-        scripts = [fill_in_parameters(script, parameters)]
-    if scripts:
-        is_program = scripts[-1] == words[0]
-        why = "it is one word, and no program has that name"
-        own = (_refuse_word(words[0], why, "a word each"),) if is_program else ()
-        for inner, findings in _rejoin_options(parse_statements(scripts[-1], environment)):
-            for command in _parse_statement(inner, location, None, depth + 1):
-                yield replace(command, findings=(*own, *findings, *command.findings))
     elif engine and words[0].startswith("-"):
         yield ServerCommand(location, engine, words, environment)
 
 
-def _refuse_word(word: str, why: str, instead: str) -> LintFinding:
-    """Return a finding about a word for which nothing starts."""
-    shown = _show_line(word.split())
-    return LintFinding("setting", shown, shown, "contradicts", why, instead, refused=True)
-
-
-def _show_line(words: Sequence[str]) -> str:
-    """Return a line of a script as it is shown: from its launcher on, or else its options."""
-    name, start, _ = match_launcher(words) or ("vllm", 0, False)
-    return " ".join([*words[max(start - 2, 0) : start], *ShownText(name).list_words(words[start:])])
+def _refuse_word(why: str, instead: str) -> LintFinding:
+    """Return a finding about words for which nothing starts."""
+    return LintFinding(
+        "setting", "vllm serve", "vllm serve", "contradicts", why, instead, refused=True
+    )
 
 
 def fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
@@ -215,12 +197,6 @@ def fill_in_parameters(script: str, parameters: Sequence[str]) -> str:
         return every if name in ("@", "*") else "".join(quoted[int(name) : int(name) + 1])
 
     return re.sub(pattern, fill_in, script)
-
-
-def find_wrapper(words: Sequence[str]) -> str:
-    """Find the program that starts a server in its own way among the words; empty without one."""
-    is_server = SERVER_MENTION_PATTERN.search(" ".join(words)) or match_launcher(words)
-    return next((word for word in words if is_server and word in load_forms().wrappers), "")
 
 
 def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
@@ -311,7 +287,7 @@ def parse_container(
         is_shell = PurePath(words[0]).name in _SHELL_PROGRAMS
         if engine_image and engine_image.starts and not (replaced or is_shell):
             why = "the image starts the server itself, and takes these words for its options"
-            known = (*known, _refuse_word(words[0], why, "the model and its options alone"))
+            known = (*known, _refuse_word(why, "the model and its options alone"))
         yield replace(command, container=True, version=version or command.version, findings=known)
     is_typed = [PurePath(word).name for word in words[:2]] in ([name] for name in _SHELL_PROGRAMS)
     # a script of the image, or one mounted; a shell alone is for somebody who types

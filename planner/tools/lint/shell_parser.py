@@ -34,82 +34,25 @@ def _build_balanced_pattern(opening: str, closing: str) -> str:
     return pattern
 
 
-_BRACED, _PARENTHESIZED = _build_balanced_pattern("{", "}"), _build_balanced_pattern("(", ")")
-_VARIABLE = rf"\$(?:\{{{_BRACED}\}}?|\({_PARENTHESIZED}\)?|[A-Za-z_]\w*|[@*#?\d])?"
+_VARIABLE = (
+    rf"\$(?:\{{{_build_balanced_pattern('{', '}')}\}}?|\({_build_balanced_pattern('(', ')')}\)?"
+    r"|[A-Za-z_]\w*|[@*#?\d])?"
+)
 _EXPANSION = rf"{_VARIABLE}|`[^`]*`?"
+_QUOTED = rf"'[^']*'|\"(?:{_EXPANSION}|\\.|[^\"\\])*+\""
+_PART = rf"\\.|{_QUOTED}|{_EXPANSION}|[^\s;&|()<>\\'\"$`]+|[^\s;&|()<>'\"]"
+_COMMENT = r"(?<![^\s;&|()<>])\#[^\n]*"
 _TOKEN_PATTERN = re.compile(
-    rf"""(?P<continuation>\\(?:\r?\n|\Z))
-    |(?P<blank>[ \t\r]+|(?<![^\s;&|()<>])\#[^\n]*)
-    |(?P<redirection>(?:(?<![^\s;&|()<>])\d+)?[<>][<>&|-]*)
-    |(?P<end>[;&|\n])
-    |(?P<opening>\()
-    |(?P<closing>\))
-    |\\(?P<escaped>.?)
-    |'(?P<single_quoted>[^']*)'
-    |"(?P<double_quoted>(?:{_EXPANSION}|\\.|[^"\\])*+)"
-    |(?P<open_quote>['"])
-    |(?P<expansion>{_EXPANSION})
-    |(?P<plain>[^\s;&|()<>\\'"$`]+|.)""",
+    rf"""(?P<blank>(?:[ \t\r]|\\(?:\r?\n|\Z))+|{_COMMENT})
+    |(?P<redirection>(?:(?<![^\s;&|()<>])\d+)?[<>][<>&|-]*[ \t]*(?:{_PART})*)
+    |(?P<end>[;&|()\n])
+    |(?P<word>[A-Za-z_]\w*\+?=\((?:\s|{_COMMENT}|{_PART})*+\)|(?:\\\r?\n|{_PART})+)
+    |(?P<quote>['"])""",
     re.VERBOSE | re.DOTALL,
 )
-_DOUBLE_QUOTED_PATTERN = re.compile(
-    rf'(?P<expansion>{_EXPANSION})|\\(?P<escaped>[\\"$`\n])|(?P<plain>[^\\$`]+|\\)'
-)
-_PART_KINDS = (
-    "continuation", "escaped", "single_quoted", "double_quoted", "open_quote", "expansion", "plain",
-)  # fmt: skip
-"""Tokens that belong to a word."""
-_ASSIGNMENT_PATTERN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-
-
-@dataclass
-class ShellWord:
-    """A word, with its variables filled in: several where an unquoted one holds blanks."""
-
-    variables: "Variables"
-    prefix: str | None = None  # the text before any quote or expansion
-    fields: list[str] = field(default_factory=lambda: [""])
-    names: set[str] = field(default_factory=set)  # of the variables in it
-    array: list[str] | None = None  # the values of an assignment such as `NAME=(a b)`
-    is_quoted: bool = False
-
-    def add(self, match: re.Match[str], kind: str) -> None:
-        """Add what a token stands for; raise `PlannerError` for a quote that is not closed."""
-        if kind == "open_quote":
-            raise PlannerError(
-                f"the quote {match[0]} at character {match.start() + 1:,} does not end"
-            )
-        if self.prefix is None and kind != "continuation":
-            self.prefix = match[0] if kind == "plain" else ""
-        self.is_quoted |= kind not in ("plain", "expansion", "continuation")
-        if kind == "double_quoted":
-            for inner in _DOUBLE_QUOTED_PATTERN.finditer(match[kind]):
-                if inner["expansion"]:
-                    self.expand(inner[0], is_quoted=True)
-                else:  # a continued line joins the next
-                    self.fields[-1] += (inner["escaped"] or "").strip("\n") or inner["plain"] or ""
-        elif kind == "expansion":
-            self.expand(match[0])
-        elif kind != "continuation":
-            self.fields[-1] += match[kind]
-
-    def expand(self, text: str, is_quoted: bool = False) -> None:
-        """Add the value of a variable, split at blanks unless it is quoted; `${NAME[@]}` is several."""
-        name = re.match(r"\$\{?([A-Za-z_]\w*)", text)
-        self.names |= {name[1]} if name else set()
-        if name and text.endswith("[@]}") and name[1] in self.variables:
-            pieces = self.variables.expand(name[1])
-        else:
-            value = _expand_variable(text, self.variables)
-            is_split = name and not is_quoted and "$(" not in value  # what runs is not known
-            pieces = value.split() if is_split else [value]
-        self.fields[-1] += "".join(pieces[:1])
-        self.fields += pieces[1:]
-
-    @property
-    def words(self) -> list[str]:
-        """The words of a command that it is."""
-        return [value for value in self.fields if value or self.is_quoted]
+_PART_PATTERN = re.compile(_PART, re.DOTALL)
+_INNER_PATTERN = re.compile(rf"{_EXPANSION}|\\[\\\"$`\n]|[^\\$`]+|\\", re.DOTALL)
+_ASSIGNMENT_PATTERN = re.compile(r"([A-Za-z_]\w*)(\+?)=(?:\((.*)\)\Z)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -126,51 +69,39 @@ def parse_statements(
 ) -> list[ShellStatement]:
     """Return the commands of `text`, each with the variables that are set before it.
 
-    What a branch of `if` or `case` sets anew is known only where it runs.
+    What is set to another value a second time is known only where it runs.
     Raises `PlannerError` for a quote that is not closed, and if expansion exceeds the limit.
     """
     exported = dict(environment or {})
     variables = Variables({name: [value] for name, value in exported.items()})
-    statements, depth = list[ShellStatement](), 0
-    named = dict(exported)
-    for words in _split_into_commands(split_here_documents(text)[0], variables):
-        expanded, assigned, is_export = list[str](), dict[str, str](), False
-        begins_branch = words[0].prefix in ("then", "else", "do", "{")
-        keywords = {word.prefix for word in words[: 1 + begins_branch]}
-        depth = max(depth + bool(keywords & {"if", "case"}) - bool(keywords & {"fi", "esac"}), 0)
-        for word in words:
-            if not expanded and (match := _ASSIGNMENT_PATTERN.match(word.prefix or "")):
-                name, before = match[1], variables.expand(match[1]) if match[2] else []
-                values = [" ".join(before) + " ".join(word.fields)[match.end() :]]
-                values = values if word.array is None else [*before, *word.array]
-                is_anew = any(variables.get(name, ())) and values != variables[name]
-                if (
-                    depth
-                    and is_anew
-                    and name not in word.names
-                    and not before
-                    and word is words[-1]
-                ):
-                    values = [f"${{{name}}}"]
-                variables[name] = values
-                named[name] = assigned[name] = " ".join(values)
-            elif not expanded and word.prefix in _COMMAND_PREFIXES:
-                is_export |= word.prefix in ("export", "declare", "readonly")
+    statements, named = list[ShellStatement](), dict(exported)
+    for raw_words in _split_into_commands(split_here_documents(text)[0]):
+        words, assigned, is_export = list[str](), dict[str, str](), False
+        for raw in raw_words:
+            if not words and (match := _ASSIGNMENT_PATTERN.match(raw)):
+                name, before = match[1], variables.get(match[1], [])
+                values = variables.assign(raw, match)
+                is_open = (
+                    any(before) and values != before and not re.search(rf"\+=|\$\{{?{name}\b", raw)
+                )
+                variables[name] = [f"${{{name}}}"] if is_open and raw is raw_words[-1] else values
+                named[name] = assigned[name] = " ".join(variables[name])
+            elif not words and raw in _COMMAND_PREFIXES:
+                is_export |= raw in ("export", "declare", "readonly")
             else:
-                expanded += word.words
+                words += variables.expand_word(raw)
         if is_export:
-            exported |= assigned
-            exported |= {
-                name: " ".join(variables.expand(name)) for name in expanded if name in variables
+            exported |= assigned | {
+                one: " ".join(variables[one]) for one in words if one in variables
             }
-        elif expanded:
+        elif words:
             known: Mapping[str, str] = {**exported, **assigned}
             if statements and statements[-1].environment == known:
                 known = statements[-1].environment  # once in memory
-            statements.append(ShellStatement(tuple(expanded), known, named))
+            statements.append(ShellStatement(tuple(words), known, named))
         else:
             exported |= {name: value for name, value in assigned.items() if name in exported}
-        check_expanded_size(sum(map(len, expanded)))
+        check_expanded_size(sum(map(len, words)))
         if len(variables) > MAX_VARIABLES:
             raise PlannerError(f"the text sets more than {MAX_VARIABLES:,} variables")
     return statements
@@ -181,7 +112,61 @@ class Variables(dict[str, list[str]]):
 
     num_chars = 0
 
-    def expand(self, name: str) -> list[str]:
+    def assign(self, raw: str, match: re.Match[str]) -> list[str]:
+        """Return the values of an assignment such as NAME=value, NAME+=value or NAME=(a b)."""
+        before = self._read(match[1]) if match[2] else []
+        if match[3] is None:
+            return [
+                "".join(before) + " ".join(self.expand_word(raw[match.end() :], is_split=False))
+            ]
+        inner = (raw for words in _split_into_commands(match[3]) for raw in words)
+        return [*before, *(value for raw in inner for value in self.expand_word(raw))]
+
+    def expand_word(self, raw: str, is_split: bool = True) -> list[str]:
+        """Return a word with its variables filled in: several where an unquoted one holds blanks."""
+        several = re.fullmatch(r"\"?\$\{(\w+)\[@\]\}\"?", raw)
+        if several and several[1] in self:
+            return self._read(several[1])
+        fields = [""]
+        for part in _PART_PATTERN.findall(raw.replace("\\\r\n", "").replace("\\\n", "")):
+            value, pieces = part, list[str]()
+            if part[0] == '"':
+                inner = _INNER_PATTERN.findall(part[1:-1])
+                value = "".join(
+                    self.expand(one) if one[0] in "$`" else one[-1:] if one[0] == "\\" else one
+                    for one in inner
+                )
+            elif part[0] in "$`":
+                value = self.expand(part)
+                if is_split and re.match(r"\$\{?[A-Za-z_]", part) and "$(" not in value:
+                    value, *pieces = value.split() or [""]  # what runs is not known
+            elif part[0] in "'\\":
+                value = part[1:].removesuffix("'" * (part[0] == "'"))
+            fields[-1:] = [fields[-1] + value, *pieces]
+        return [one for one in fields if one or re.search("['\"\\\\]", raw)]
+
+    def expand(self, text: str, depth: int = 0) -> str:
+        """Return what a variable such as `$NAME` or `${NAME:-default}` stands for, in one piece.
+
+        An unknown one is `${NAME}`; what a command in `$(...)` says is not known.
+        """
+        if text.startswith("`"):
+            return f"$({text.strip('`')})"
+        pattern = r"\$\{?([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?::?([-=?+])(.*?))?\}?"
+        if not (match := re.fullmatch(pattern, text, re.DOTALL)):
+            return text
+        name, operator, default = match.groups("")
+        if operator != "+" and any(self.get(name, ())):
+            return " ".join(self._read(name))
+        if operator in ("-", "=") and operator and depth < 4:
+            return self.expand_text(default, depth + 1)
+        return "" if name in self and not operator else f"${{{name}}}"
+
+    def expand_text(self, text: str, depth: int = 0) -> str:
+        """Fill in the variables of a text without quotes."""
+        return re.sub(_VARIABLE, lambda match: self.expand(match[0], depth), text)
+
+    def _read(self, name: str) -> list[str]:
         """Return the values, if any; raise `PlannerError` if the text grows beyond the limit."""
         values = self.get(name, [])
         self.num_chars += sum(map(len, values))
@@ -210,69 +195,18 @@ def check_expanded_size(num_chars: int) -> None:
         )
 
 
-def expand_variables(text: str, variables: Variables, depth: int = 0) -> str:
-    """Fill in `$NAME`, `${NAME}` and `${NAME:-default}`; unknown variables become `${NAME}`."""
-    return re.sub(_VARIABLE, lambda match: _expand_variable(match[0], variables, depth), text)
-
-
-def _expand_variable(text: str, variables: Variables, depth: int = 0) -> str:
-    """Return what a variable such as `$NAME` or `${NAME:-default}` stands for, in one piece.
-
-    `${NAME:=value}` sets the variable; `${NAME:+value}` is empty unless the text sets it. What a
-    command in `$(...)` says is not known.
-    """
-    if text.startswith(("`", "$(")):
-        return f"$({text[1:].removesuffix('`')})" if text[0] == "`" else text
-    inner = text[2:].removesuffix("}") if text.startswith("${") else text[1:] or "$"
-    match = re.fullmatch(r"([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", inner, re.DOTALL)
-    if not match:
-        return inner if inner.startswith("$") else f"${{{inner}}}"
-    name, operator, operand = match[1], match[2] or "", match[3] or ""
-    # with a colon an empty variable counts as unset
-    is_set = name in variables and (not operator.startswith(":") or any(variables[name]))
-    if is_set and not operator.endswith("+"):
-        return " ".join(variables.expand(name))
-    if operator.endswith("+") and not is_set:
-        return ""
-    if operator.endswith(("-", "=", "+")) and depth < 4:
-        value = expand_variables(operand, variables, depth + 1)
-        if operator.endswith("="):
-            variables[name] = [value]
-        return value
-    return "" if name in variables else f"${{{name}}}"
-
-
-def _split_into_commands(text: str, variables: Variables) -> Iterator[list[ShellWord]]:
-    """Yield the words of each command, without comments and redirections.
-
-    A command has the variables that are set when it is asked for.
-    """
-    position, is_redirection = 0, False
-    word, words, array = ShellWord(variables), list[ShellWord](), None
-    while position <= len(text):
-        match = _TOKEN_PATTERN.match(text, position)
-        kind = (match.lastgroup or "") if match else "end"
-        position = match.end() if match else position + 1
-        if match and kind in _PART_KINDS:
-            word.add(match, kind)
-            continue
-        if word.prefix is not None:
-            if array is not None:
-                array += word.words
-            elif not is_redirection:
-                words.append(word)
-            word, is_redirection = ShellWord(variables), False
-        if kind == "redirection":
-            is_redirection = True
-        elif kind == "opening" and words and _ASSIGNMENT_PATTERN.fullmatch(words[-1].prefix or ""):
-            array = words[-1].array = []
-        elif kind == "closing" and array is not None:
-            array = None
-        elif kind in ("end", "opening", "closing"):
-            is_redirection = is_redirection and kind != "end"
-            if words and array is None:
-                yield words
-                words = []
+def _split_into_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command as they stand there, without comments and redirections."""
+    words = list[str]()
+    for match in _TOKEN_PATTERN.finditer(text):
+        if match["quote"]:
+            raise PlannerError(
+                f"the quote {match[0]} at character {match.start() + 1:,} does not end"
+            )
+        words += [match["word"]] if match["word"] else []
+        if match["end"] and words:
+            yield words
+            words = []
     if words:
         yield words
 

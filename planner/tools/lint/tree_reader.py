@@ -37,7 +37,6 @@ from planner.tools.lint.server_commands import (
 )
 from planner.tools.lint.shell_parser import (
     Variables,
-    expand_variables,
     parse_statements,
     split_words,
 )
@@ -137,37 +136,59 @@ class TreeReader:
         self, documents: Sequence[object], engine: str | None, find_file: FileFinder
     ) -> None:
         given = parse_assignments(find_file(".env") or "")
-        self.engine, self.find_file = engine, find_file
-        self.documents = [
-            _normalize(one, Variables({name: [value] for name, value in given.items()}))
-            for one in documents
-        ]
+        variables = Variables({name: [value] for name, value in given.items()})
+        self.engine, self.find_file, self.used = engine, find_file, list[object]()
+        self.documents = [_normalize(one, variables) for one in documents]
         mappings = [one for one in self.documents if isinstance(one, Mapping)]
         self.objects: list[Mapping[str, Any]] = mappings + [
             item for one in mappings for item in list_items(one.get("items")) if isinstance(item, Mapping)
         ]  # fmt: skip
-        self.config_maps = {
-            str(get_nested(one, "metadata", "name")): data for one in self.objects
-            if one.get("kind") == "ConfigMap" and isinstance(data := one.get("data"), Mapping)
-        }  # fmt: skip
-        used = (
-            self._find_referenced(node, str(one.get("kind")))
-            for one in self.objects if len(mappings) > 1
-            for node in list_mappings(one)
-        )  # fmt: skip
-        self.used = [one for one in used if one is not None]
 
     def read(self) -> Iterator[ServerCommand | LintFinding]:
         """Yield the servers, and what may say something of one and was not understood."""
-        for document in self.documents:
-            known = document if isinstance(document, Mapping) else {}
+        joined = [(one, self._join(one, one)) for one in self.documents]
+        for document, whole in joined:
+            known = whole if isinstance(whole, Mapping) else {}
             kind = str(known.get("kind", ""))
             # what another object names is read there
             is_used = any(document is one for one in self.used)
-            if is_used or (kind == "ConfigMap" and self.objects[1:]):
-                continue
-            place = _Place(kind=kind, is_compose=isinstance(known.get("services"), Mapping))
-            yield from self._walk(document, place)
+            if not is_used and not (kind == "ConfigMap" and self.objects[1:]):
+                is_compose = isinstance(known.get("services"), Mapping)
+                yield from self._walk(whole, _Place(kind=kind, is_compose=is_compose))
+
+    def _join(self, node: Any, document: object, depth: int = 0) -> Any:
+        """Return a node with what the objects that it names say of its container, and of its model.
+
+        KServe appends the arguments of the InferenceService to those of the runtime, and what else it
+        says of the container is in place of the runtime's (kserve pkg/controller, MergeRuntimeContainers).
+        """
+        if isinstance(node, list) and depth < MAX_DEPTH:
+            return [self._join(one, document, depth + 1) for one in node]
+        if not isinstance(node, Mapping) or depth >= MAX_DEPTH:
+            return node
+        node = {key: self._join(value, document, depth + 1) for key, value in node.items()}
+        for key in (key for key in load_forms().reference_keys if node.get(key)):
+            name = get_nested(node, key, "name") or node[key]
+            for one in self.objects:
+                if one is not document and get_nested(one, "metadata", "name") == name:
+                    self.used.append(one)
+                    spec = one.get("spec") or {}
+                    own = {
+                        name: each
+                        for name, each in node.items()
+                        if name != key and each is not None
+                    }
+                    if not (containers := list_items(spec.get("containers"))):
+                        return {
+                            name: each for name, each in spec.items() if "hf://" in str(each)
+                        } | own
+                    theirs = {
+                        name: each
+                        for name, each in containers[0].items()
+                        if name not in own or (isinstance(each, list) and name != "command")
+                    }
+                    return {**spec, "containers": [merge_json(theirs, own), *containers[1:]]}
+        return node
 
     def _walk(self, node: object, place: _Place) -> Iterator[ServerCommand | LintFinding]:
         """Yield the servers anywhere inside a document: containers, options, and shell text."""
@@ -183,55 +204,48 @@ class TreeReader:
         if not isinstance(node, Mapping):
             return
         place = self._read_around(node, place)
-        if (referenced := self._find_referenced(node, place.kind)) is not None:
-            node, place = _join_referenced(node, referenced, place)
         found = [*self._read_container(node, place)]
         if not any(one.argv or one.unread for one in found):
             found = [*self._read_options(node, place)] or found
         yield from (_name_model(one, place.model) for one in found)
         is_ours = re.search("|".join(_ENGINES), f"{place.engine} {place.image} {[*node]}")
         for key, value in node.items():
-            is_read = found and (key == "image" or _is_holder(key, value))
-            if is_read or key == "entrypoint":
+            if key == "entrypoint" or (found and (key == "image" or _is_holder(key, value))):
                 continue
-            is_silent = True
-            for one in self._walk(value, place.enter(key, node)):
-                is_silent = False
-                yield one
-            is_known = referenced is not None and key in load_forms().reference_keys
-            if is_ours and is_silent and value and not is_known and _SERVING_KEY.search(key):
+            inner = [*self._walk(value, place.enter(key, node))]
+            yield from inner
+            if is_ours and not inner and value and _SERVING_KEY.search(key):
                 name = f"{place.path}.{key}".lstrip(".")
                 why = f"nothing here reads {name:.80}, which may change what is served"
                 yield LintFinding("setting", name[-80:], name, "unread", why)
 
     def _read_around(self, node: YamlMapping, place: _Place) -> _Place:
         """Return the place of what is inside a mapping: with what the mapping says of a server."""
-        forms = load_forms()
-        environment, findings = self._read_environment(node, place)
-        if gpu := find_named_gpu(node):
-            place = replace(place, gpu=gpu)
-            count = gpu.partition("x")[0] if re.match(r"\d+x", gpu) else ""
-            environment |= dict.fromkeys(forms.gpu_counts, count) if count else {}
+        environment, findings = dict(place.environment), [*place.findings]
+        for item in [*list_items(node.get("env_file")), node.get("env_file")]:
+            path = item.get("path") if isinstance(item, Mapping) else item
+            if isinstance(path, str):
+                text = self.find_file(path)
+                environment |= parse_assignments(text or "")
+                findings += [_make_unread(path, "its variables are")] * (text is None)
+        for item in list_items(node.get("envFrom")):
+            if name := get_nested(item, "configMapRef", "name"):
+                findings.append(_make_unread(str(name), "its variables are"))
+        for key in ("environment", "env", "envs"):
+            environment |= _parse_environment(node.get(key))
+        gpu = find_named_gpu(node)
+        if count := re.match(r"(\d+)x", gpu):
+            environment |= dict.fromkeys(load_forms().gpu_counts, count[1])
         return replace(
             place,
             environment=environment,
-            findings=findings,
+            findings=tuple(findings),
+            gpu=gpu or place.gpu,
             image=_read_image_name(node) or place.image,
             engine=_find_engine(node) or place.engine,
             model=_find_model(node) or place.model,
             pod=node if isinstance(node.get("containers"), list) else place.pod,
         )
-
-    def _find_referenced(self, node: YamlMapping, kind: str) -> Mapping[str, Any] | None:
-        """Find the object of another kind that says the rest of what a mapping of this one says."""
-        others = [one for one in self.objects if one.get("kind") != kind]
-        for key in load_forms().reference_keys:
-            value = node.get(key)
-            name = get_nested(value, "name") if isinstance(value, Mapping) else value
-            for one in others if name else ():
-                if get_nested(one, "metadata", "name") == name:
-                    return one
-        return None
 
     def _read_container(self, node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
         """Yield the server of a compose service, or of what else has an image and words for it."""
@@ -245,10 +259,9 @@ class TreeReader:
         is_task = node.get("commands") or node.get("run")  # read as shell text
         if not words and (is_task or not image or not parse_image_name(name)):
             return
-        text = " ".join(words)
+        text, environment = " ".join(words), dict(place.environment)
         if _WORKER_PATTERN.search(text) and not SERVER_MENTION_PATTERN.search(text):
             return  # the server starts in another container of its cluster
-        environment = dict(place.environment)
         for option, value in place.environment.items():  # such as VLLM_ADDITIONAL_ARGS
             given = split_words(value) if _COMMAND_KEY.search(option) and option not in text else []
             if _guess_engine(given):
@@ -270,72 +283,60 @@ class TreeReader:
 
     def _read_options(self, node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
         """Yield the server of a mapping that holds options of an engine: in lists, or by name."""
-        is_kserve = isinstance(node.get("modelFormat"), Mapping)
-        if is_kserve and not place.engine:
-            return
-        image = parse_image_name(place.image)
+        is_kserve, image = (
+            isinstance(node.get("modelFormat"), Mapping),
+            parse_image_name(place.image),
+        )
         engine = self.engine or place.engine or (image.engine if image else "")
-        holders: dict[str, YamlMapping] = {"": node} | {
-            key: value for key, value in node.items()
-            if _HOLDER_KEY.search(key) and isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
-        }  # fmt: skip
-        environment, findings = dict(place.environment), place.findings
-        options = {key: _read_named_options(one, engine or "vllm") for key, one in holders.items()}
-        served = [key for key, one in options.items() for _ in one.specific]
-        names = " ".join([*served, *(f"{key} vllm" for key, one in options.items() if one.is_file)])
-        if re.search("vllm|sglang|trtllm|engine", names, re.I) or (served[1:] and any(served)):
-            engine = engine or "vllm"
-        listed, named, unread = list[str](), list[tuple[str, object]](), list[str]()
+        holders = {"": node} | {
+            key: one for key, one in node.items() if _is_option_mapping(key, one)
+        }
+        environment, findings = dict(place.environment), [*place.findings]
+        is_whole = place.pod or place.is_compose or is_kserve or not place.kind
+        listed, named, is_server = list[str](), list[tuple[str, object]](), False
         for key, holder in holders.items():
             for name, value in holder.items():
                 words = _split_command(value, place.is_compose) if _COMMAND_KEY.search(name) else []
-                is_options = is_kserve or (words and words[0].startswith("-"))
                 words = [] if _START_PATTERN.search(" ".join(words)) else words
+                is_options = is_kserve or (words and words[0].startswith("-"))
                 if guessed := _guess_engine(words) or (is_options and engine):
                     engine, listed = engine or str(guessed), [*listed, *words]
             environment |= _parse_environment(holder.get("env")) if key else {}
-            found = options[key]
-            if engine and (found.is_file or (key and found.specific)):
-                named += found.known
-            is_whole = not key and (place.pod or place.is_compose or is_kserve or not place.kind)
-            if found.specific if key else not is_whole:
-                unread += [f"{key}.{one}".lstrip(".") for one in found.others]
-        if not (listed or (engine and named) or is_kserve):
+            options, others = _read_named_options(holder, engine or "vllm", bool(key))
+            is_many = len(options) > 1 and (key or not others)
+            if options and (is_many or re.search("vllm|sglang|trtllm|engine", key, re.IGNORECASE)):
+                engine = engine or "vllm"
+            named += options if engine else []
+            is_server |= bool(options) and (bool(key) or not others)
+            if options if key else not is_whole:
+                why = "what becomes of it is", "and it may change what is served"
+                findings += [_make_unread(f"{key}.{one}".lstrip("."), *why) for one in others]
+        if not engine or not (listed or is_server or is_kserve):
             return
-        named += () if options[""].is_file else options[""].specific
-        cli_options = get_cli_options(engine, load_flag_lists(engine).versions[-1])
-        note = f"read as options of {engine}"
-        if is_kserve:
-            pairs = [word.partition("=") for word in listed]
-            if any(name == "--backend" and value == "huggingface" for name, _, value in pairs):
-                return
-            theirs, note = load_forms().kserve_options, ""
-            listed = [
-                theirs.get(name, name) + sign + value
-                for name, sign, value in pairs
-                if name != "--backend"
-            ]
-        words = [*listed, *_format_as_words(named, cli_options.spellings)]
+        if "--backend=huggingface" in listed:  # another server
+            return
+        spellings = get_cli_options(engine, load_flag_lists(engine).versions[-1]).spellings
+        theirs = load_forms().kserve_options if is_kserve else {}
+        pairs = [
+            (theirs.get(name, name), sign + value)
+            for name, sign, value in (word.partition("=") for word in listed)
+        ]
+        words = [name + value for name, value in pairs if name]
         is_container = bool(place.pod and place.kind) or place.is_compose
         around = place if is_container else replace(place, pod=None)
         is_set_up = is_container or is_kserve or {"resources", "requestGPU"} & node.keys()
         setup = self._read_setup(node, around) if is_set_up else None
-        setup = setup and replace(setup, image=place.image, is_member="raySpec" in node)
-        why = "what becomes of it is not known here, and it may change what is served"
-        findings += tuple(
-            LintFinding("setting", name, f"{place.path}.{name}", "unread", why) for name in unread
-        )
         yield ServerCommand(
             place.path,
             engine,
-            tuple(_fill_in(words, environment, place)),
+            tuple(_fill_in([*words, *_format_as_words(named, spellings)], environment, place)),
             environment,
             image.version if image and image.engine == engine else "",
             container=is_container or is_kserve or "requestGPU" in node,
             subcommand=not is_kserve,
-            note=note,
-            findings=findings,
-            setup=setup,
+            note=f"read as options of {engine}",
+            findings=tuple(findings),
+            setup=setup and replace(setup, image=place.image, is_member="raySpec" in node),
             gpu=_name_gpu(node, place),
         )
 
@@ -346,27 +347,6 @@ class TreeReader:
             waits = [get_nested(one, "depends_on", name, "condition") for one in others]
             return read_service_setup(node, is_awaited="service_healthy" in waits)
         return read_pod_setup(node, place.pod, place.kind, self.objects)
-
-    def _read_environment(
-        self, node: YamlMapping, place: _Place
-    ) -> tuple[dict[str, str], tuple[LintFinding, ...]]:
-        """Return a container's environment, and findings about what of it is not here."""
-        environment, findings = dict(place.environment), [*place.findings]
-        for item in [*list_items(node.get("env_file")), node.get("env_file")]:
-            path = item.get("path") if isinstance(item, Mapping) else item
-            if isinstance(path, str):
-                text = self.find_file(path)
-                environment |= parse_assignments(text or "")
-                if text is None and get_nested(item, "required") is not False:
-                    findings.append(make_unread_variables(path))
-        for item in list_items(node.get("envFrom")):
-            name = str(get_nested(item, "configMapRef", "name"))
-            environment |= _parse_environment(self.config_maps.get(name))
-            if name not in self.config_maps and get_nested(item, "configMapRef"):
-                findings.append(make_unread_variables(name))
-        for key in ("environment", "env", "envs"):
-            environment |= _parse_environment(node.get(key))
-        return environment, tuple(findings)
 
 
 def list_mappings(node: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -393,7 +373,7 @@ def _normalize(node: Any, variables: Variables | None, depth: int = 0) -> Any:
     if isinstance(node, list) and depth < MAX_DEPTH:
         return [_normalize(value, variables if depth else None, depth + 1) for value in node]
     if isinstance(node, str) and variables is not None:
-        return expand_variables(node.replace("$$", "\0"), variables).replace("\0", "$")
+        return variables.expand_text(node.replace("$$", "\0")).replace("\0", "$")
     return node
 
 
@@ -449,26 +429,6 @@ def _name_model(command: ServerCommand, model: str) -> ServerCommand:
     return replace(command, argv=(*words, *command.argv))
 
 
-def _join_referenced(
-    node: YamlMapping, referenced: Mapping[str, Any], place: _Place
-) -> tuple[YamlMapping, _Place]:
-    """Return a mapping with what the object that it names says of the container, and of the model.
-
-    KServe appends the arguments of the InferenceService to those of the runtime, and what else it
-    says of the container is in place of the runtime's (kserve pkg/controller, MergeRuntimeContainers).
-    """
-    spec = referenced.get("spec") or {}
-    place = replace(place, model=_find_model(spec) or place.model)
-    place = replace(place, gpu=find_named_gpu(spec) or place.gpu)
-    if not (containers := list_items(spec.get("containers"))):
-        return node, place
-    replaced = {key for key in ("command", "startupProbe", "livenessProbe") if node.get(key)}
-    first = {key: value for key, value in containers[0].items() if key not in replaced}
-    joined = merge_json(first, {key: value for key, value in node.items() if value is not None})
-    pod = {**merge_json(spec, dict(place.parent)), "containers": [joined, *containers[1:]]}
-    return joined, replace(place, pod=pod, gpu=find_named_gpu(pod) or place.gpu)
-
-
 def _fill_in(words: Iterable[str], environment: Mapping[str, str], place: _Place) -> list[str]:
     """Return the words of a container with its variables, as Kubernetes writes them, and its model."""
     filled = list[str]()
@@ -517,52 +477,43 @@ def _guess_engine(words: Sequence[str]) -> str | None:
     return best if counts[best] >= max(1 if specific else 2, len(names) / 2) else None
 
 
-@dataclass(frozen=True)
-class _NamedOptions:
-    """What a mapping gives by name: options of an engine, and other values."""
+def _read_named_options(
+    holder: YamlMapping, engine: str, is_inner: bool
+) -> tuple[list[tuple[str, object]], list[str]]:
+    """Return the options of a mapping by name, such as max-model-len or maxModelLen, and other keys.
 
-    known: tuple[tuple[str, object], ...]
-    specific: tuple[tuple[str, object], ...]  # of the known, what says how a model is served
-    others: tuple[str, ...]  # keys that are no options
-    is_file: bool  # a file of options and nothing else
-
-
-def _read_named_options(holder: YamlMapping, engine: str) -> _NamedOptions:
-    """Read a mapping as options by their names, such as max-model-len, max_model_len or maxModelLen."""
+    Unless it is the value of a key for options, or has them alone, those count that say how a model is served.
+    """
     options, forms = get_cli_options(engine, load_flag_lists(engine).versions[-1]), load_forms()
-    served = {*load_argument_names(engine).arguments}
+    known_here = (
+        forms.own_keys,
+        forms.model_keys,
+        forms.reference_keys,
+        forms.engine_keys,
+        forms.gpu_keys,
+    )
+    theirs = {name for names in known_here for name in names} - {"model"}
     spelled = {
-        key: f"--{_convert_camel_case(key)}" for key, value in holder.items()
-        if _is_scalar(value) and not _COMMAND_KEY.search(key)
+        key: "--" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", key.replace("LoRA", "Lora")).lower().replace("_", "-")
+        for key, value in holder.items()
+        if key not in theirs and _is_scalar(value) and not _COMMAND_KEY.search(key)
+        and not str(value).startswith("hf://")
     }  # fmt: skip
-    matches = {key: options.find_spellings(name) for key, name in spelled.items()}
-    found = {key: options[names[0]].argument for key, names in matches.items() if names}
-    own = {*forms.own_keys, *forms.model_keys}
-    theirs = {*own, *forms.reference_keys, *forms.engine_keys, *forms.gpu_keys}
-    sizes = [
-        key for key, name in found.items()
-        if key not in theirs and (name in served or name.endswith("parallel_size"))
-    ]  # fmt: skip
-    is_file = len(spelled) == len(holder) > 1 and len(found) >= 0.6 * len(holder) and bool(sizes)
-    taken = [
-        key for key in spelled
-        if (is_file or key not in own) and (key in found or re.search("[a-z][-_]", key))
-    ]  # fmt: skip
-    others = (
-        key for key in spelled.keys() - {*taken} - theirs
-        if not isinstance(holder[key], list) and not str(holder[key]).startswith("hf://")
-    )  # fmt: skip
-    known, specific = (
-        tuple((spelled[key], holder[key]) for key in keys) for keys in (taken, sizes)
+    found = {
+        key: options[names[0]].argument
+        for key, one in spelled.items()
+        if (names := options.find_spellings(one))
+    }
+    served = load_argument_names(engine).arguments
+    sizes = [key for key, name in found.items() if name in served or name.endswith("parallel_size")]
+    is_file = 1 < len(holder) <= len(found) / 0.6 and all(map(_is_scalar, holder.values()))
+    taken = sizes
+    if sizes and (is_inner or is_file):
+        taken = [key for key in spelled if key in found or re.search("[a-z][-_]", key)]
+    others = sorted(
+        key for key in spelled.keys() - {*taken, "model"} if not isinstance(holder[key], list)
     )
-    return _NamedOptions(known, specific, tuple(sorted(others)), is_file)
-
-
-def _convert_camel_case(name: str) -> str:
-    """Return maxModelLen as max-model-len, and enableLoRA as enable-lora."""
-    return (
-        re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name.replace("LoRA", "Lora")).lower().replace("_", "-")
-    )
+    return [(spelled[key], holder[key]) for key in taken], others
 
 
 def _split_command(value: object, is_compose: bool) -> list[str]:
@@ -585,20 +536,25 @@ def _split_command(value: object, is_compose: bool) -> list[str]:
     return ["sh", "-c", value] if statements else []
 
 
+def _is_option_mapping(key: str, value: object) -> bool:
+    """Return whether a value is a mapping of options, by its key."""
+    is_options = isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
+    return bool(is_options and _HOLDER_KEY.search(key))
+
+
 def _is_holder(key: str, value: object) -> bool:
     """Return whether the words or the options of a server may stand under a key."""
-    is_options = isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
-    return bool(_COMMAND_KEY.search(key) or (is_options and _HOLDER_KEY.search(key)))
+    return bool(_COMMAND_KEY.search(key)) or _is_option_mapping(key, value)
 
 
 def _format_scalar(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def make_unread_variables(source: str) -> LintFinding:
-    """Return a finding about a file or ConfigMap of variables that is not here."""
-    why = "it is not here: its variables are not known"
-    return LintFinding("setting", source, f"variables of {source}", "unread", why)
+def _make_unread(name: str, what: str, so: str = "") -> LintFinding:
+    """Return a finding about something of which it is not known here what it says."""
+    why = f"{what} not known here{f', {so}' if so else ''}"
+    return LintFinding("setting", name, name, "unread", why)
 
 
 def parse_assignments(text: str) -> dict[str, str]:
