@@ -1,6 +1,5 @@
 """What tables and charts show of a plan are the plan's own figures."""
 
-from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -10,7 +9,6 @@ from planner.analysis import load_curves
 from planner.analysis.load_curves import get_load
 from planner.core.intervals import Interval
 from planner.parallelism.sharding import compute_pipeline_bubble
-from planner.planning.evaluation import evaluate_candidate
 from planner.planning.plan import Plan
 from planner.ui.charts import base as charts
 

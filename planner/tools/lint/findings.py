@@ -101,7 +101,6 @@ class EngineChanges(StrictEntry):
     """The recorded changes of one engine."""
 
     flags: dict[str, OptionChange] = Field(default_factory=dict)
-    settings: dict[str, OptionChange] = Field(default_factory=dict)
     environment: dict[str, OptionChange] = Field(default_factory=dict)
     metrics: dict[str, OptionChange] = Field(default_factory=dict)
 

@@ -26,7 +26,6 @@ from planner.engines.cli_options import (
     parse_engine_version,
 )
 from planner.engines.engine import Engine
-from planner.tools.lint.container_setup import get_nested
 from planner.tools.lint.findings import (
     LintFinding,
     LintVerdict,
@@ -36,7 +35,7 @@ from planner.tools.lint.findings import (
 )
 from planner.tools.lint.rules import apply_option_rules, apply_rules, load_rules
 from planner.tools.lint.server_commands import ServerCommand
-from planner.tools.lint.value_checks import check_values, is_accepted_word
+from planner.tools.lint.value_checks import check_values
 
 VERSIONED_DEFAULTS = {
     "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
@@ -70,7 +69,6 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     words = find_word_facts(command, as_meant, version)
     findings += apply_rules(load_rules("words"), words, version)
     findings += check_environment(command, version)
-    findings += check_settings(command, version)
     indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
     for finding in (
         *check_values(as_meant, command, version),
@@ -104,9 +102,7 @@ def check_flag(
     if option.option is None:
         finding = _check_missing_option(finding, options, version, change)
         return replace(finding, refused=finding.needs_fix)
-    word = option.words[0] if option.words else ""
-    is_taken = is_accepted_word(options.engine, option.option.argument, word, version)
-    if option.error and not is_taken:
+    if option.error and not _is_taken_next(option, options, version):
         verdict, why, instead = _check_value(option, options)
         return replace(finding, verdict=verdict, why=why, instead=instead, refused=True)
     having = [
@@ -117,16 +113,15 @@ def check_flag(
     return judge_presence(finding, having, options.engine, version, change) or finding
 
 
-def check_settings(command: ServerCommand, version: Version) -> Iterator[LintFinding]:
-    """Check the keys of TensorRT-LLM's file, which rejects any unknown key at startup."""
-    for key, change in load_engine_changes(command.engine).settings.items():
-        value = get_nested(command.config, *key.split("."))
-        if value is not None and change.gone_from and change.gone_from <= version:
-            why = f"its file has no {key} since {change.gone_from}, if not before"
-            instead = change.instead or f"{change.becomes}: {value}"
-            yield LintFinding(
-                "setting", key, f"{key}: {value}", change.verdict, why, instead, refused=True
-            )
+def _is_taken_next(option: ParsedOption, options: CliOptions, version: Version) -> bool:
+    """Return whether the next listed version takes what the one before this does not."""
+    later = [one for one in load_flag_lists(options.engine).versions if one > version]
+    if options.version == version or not later:
+        return False
+    words = (option.written, *option.words)
+    return not any(
+        one.error for one in get_cli_options(options.engine, later[0]).parse(words).options
+    )
 
 
 def _normalize_setting_name(written: str, options: CliOptions) -> str:

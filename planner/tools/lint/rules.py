@@ -53,11 +53,12 @@ _TESTS = {
     "absent": "value is none",
     "on": "value is true",
     "off": "value is false",
+    "no multiple of (\\d+)": "value is number and value is not boolean and value % (word | int)",
     "not (.+)": "value | string != word",
     "any of .+": "value | string | lower in words",
     "none of .+": "value is not none and not open and value | string | lower not in words",
     **{
-        f"{sign} ([\\d.]+)": f"value is number and value is not boolean and value {sign} word | float"
+        f"{sign} ([-\\d.]+)": f"value is number and value is not boolean and value {sign} word | float"
         for sign in ("<", "<=", ">", ">=")
     },
     ".*": "value | string == word",
@@ -147,7 +148,7 @@ def describe_item(
     if item.isupper():
         shown = command.shown.show_variable(item, str(command.environment.get(item)))
         return "environment", item, f"{item}={shown}"
-    if item in command.config:
+    if item.partition(".")[0] in command.config:
         return "setting", item, item  # whose value may hold anything
     given = [one for one in parsed.options if one.option and one.option.argument == item]
     name = f"--{item.replace('_', '-')}"
@@ -164,7 +165,16 @@ def apply_option_rules(
     later = [listed for listed in load_flag_lists(command.engine).versions if listed > version]
     if later and get_cli_options(command.engine, version).note:
         values |= get_cli_options(command.engine, later[0]).parse(command.argv).values
-    values |= {**parsed.values, "container": command.container, "role": command.role or None}
+    values |= {
+        f"{key}.{inner}": value for key, one in command.config.items() if isinstance(one, Mapping)
+        for inner, value in one.items()
+    }  # fmt: skip
+    values |= {
+        **command.config,
+        **parsed.values,
+        "container": command.container,
+        "role": command.role or None,
+    }
     models = (values[key] for key in ("model", "model_path") if values.get(key))
     name = str(next(models, next(iter(parsed.positional), "")))
     values["hub"] = None if command.planned_on else is_hub_name(name)  # a plan's file says it
