@@ -175,7 +175,7 @@ UNREAD = {
     "${EXTRA}": {"command": "Qwen/Qwen3-8B --max-num-seqs 8 ${EXTRA}"},
     "--max-model-len": {"command": ["Qwen/Qwen3-8B", "--max-model-len=${LENGTH}"]},
     "${MODEL}": {"command": ["${MODEL}", "--max-num-seqs", "8"]},
-    "vllm.env": {"command": ["Qwen/Qwen3-8B"], "env_file": "vllm.env"},
+    "env_file": {"command": ["Qwen/Qwen3-8B"], "env_file": "vllm.env"},
     "vllm.yaml": {"command": ["Qwen/Qwen3-8B", "--config", "vllm.yaml"]},
 }
 
@@ -406,6 +406,53 @@ def test_detached_containers_of_a_script_share_their_gpu() -> None:
     assert to_fix(lint(run + run)) == {"--gpu-memory-utilization": "contradicts"}
     assert not to_fix(lint(run + run.replace("=0", "=1")))
     assert not to_fix(lint((run + run).replace(" -d", "")))  # one after the other
+
+
+def test_servers_in_the_background_of_a_script_share_their_gpus() -> None:
+    """ovg-project/kvcached issue 210: the second finds the memory of all eight GPUs taken."""
+    run = "{}vllm serve Qwen/Qwen3-8B --port {}{}\n"
+    both = run.format("", 8000, " &") + run.format("", 8001, "")
+    assert to_fix(lint(both)) == {"--gpu-memory-utilization": "contradicts"}
+    assert not to_fix(lint(both.replace(" &", "")))  # one after the other
+    apart = run.format("CUDA_VISIBLE_DEVICES=0 ", 8000, " &") + run.format(
+        "CUDA_VISIBLE_DEVICES=1 ", 8001, " &"
+    )
+    assert not to_fix(lint(apart))
+    assert to_fix(lint(apart.replace("=1", "=0")))
+
+
+def test_lines_of_a_text_that_no_shell_reads_are_one_command() -> None:
+    """As llama-swap's `cmd: |` (vllm issue 26431): it splits at blanks and line breaks alike."""
+    command = "vllm serve Qwen/Qwen3-8B\n  --port 8000\n  --max-num-seqs 8\n"
+    report = lint(yaml.safe_dump({"models": {"q": {"cmd": command, "ttl": 60}}}))
+    assert not to_fix(report) and report.commands[0].checked.argument_values["max_num_seqs"] == 8
+
+
+def test_an_image_of_somebodys_own_is_read_by_the_options_that_it_is_given() -> None:
+    """As llm-d issue 139 and its LLMInferenceService: the tag is not the engine's version."""
+    words = "--model Qwen/Qwen3-8B --max-num-seqs 8 --no-such-flag"
+    line = f"docker run --gpus all --ipc=host ghcr.io/llm-d/llm-d-rocm:v0.6.0 {words}"
+    (one,) = lint(line).commands
+    assert to_fix(lint(line)) == {"--no-such-flag": "unknown"} and not one.checked.command.version
+    container = {
+        "name": "main",
+        "image": "ghcr.io/llm-d/llm-d-cuda:v0.8.1",
+        "env": [{"name": "VLLM_ADDITIONAL_ARGS", "value": "--max-num-seqs 8 --no-such-flag"}],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+    }
+    spec = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "template": {"containers": [container]}}
+    report = lint(yaml.safe_dump({"kind": "LLMInferenceService", "spec": spec}))
+    assert to_fix(report) == {"--no-such-flag": "unknown"}
+    assert "Qwen/Qwen3-8B" in report.commands[0].checked.command.line
+
+
+def test_names_that_are_no_options_are_no_abbreviations_either() -> None:
+    """KServe's `parallelism: {data: 8, expert: true}` is not `--data 8`."""
+    parallelism = {"data": 8, "dataLocal": 8, "expert": True, "tensor": 1}
+    args = ["--model", "Qwen/Qwen3-8B", "--max-num-seqs", "8"]
+    container = {"image": "vllm/vllm-openai:v0.20.2", "args": args}
+    spec = {"parallelism": parallelism, "template": {"containers": [container]}}
+    assert "unknown" not in to_fix(lint(yaml.safe_dump({"kind": "X", "spec": spec}))).values()
 
 
 @pytest.mark.parametrize("second", ["vllm serve Qwen/Qwen3-8B", "vllm bench serve --model m"])

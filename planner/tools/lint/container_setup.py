@@ -88,10 +88,10 @@ def read_docker_options(words: Sequence[str]) -> tuple[dict[str, Any], int | Non
     service, at, forms = dict[str, Any](), words.index("run") + 1, load_forms()
     while at < len(words) and words[at].startswith("-"):
         key, equals_sign, value = words[at].partition("=")
-        is_switch = key in forms.docker_switches or re.fullmatch(r"-[ditP]+", key)
+        is_switch = key in forms.names["docker_switches"] or re.fullmatch(r"-[ditP]+", key)
         text = value if equals_sign else words[at + 1] if at + 1 < len(words) else ""
         at += 1 if equals_sign or is_switch else 2
-        name = forms.docker_options.get(key, key.lstrip("-").replace("-", "_"))
+        name = forms.spellings["docker_options"].get(key, key.lstrip("-").replace("-", "_"))
         if name in ("ports", "volumes", "environment", "tmpfs"):
             service.setdefault(name, []).append(text)
         else:
@@ -172,13 +172,16 @@ def read_pod_setup(
         one in containers or get_nested(one, "restartPolicy") == "Always"
         for one in [*containers[1:], *list_items(pod.get("initContainers"))]
     )
-    is_fetched = kind in (*forms.runtime_kinds, "InferenceService")  # KServe brings the weights
+    is_fetched = kind in (
+        *forms.names["runtime_kinds"],
+        "InferenceService",
+    )  # KServe brings the weights
     counts = [n for name, n in limits.items() if str(name).endswith(("/gpu", "/gaudi"))]
     probe, limit_s = _read_start_limit(node)
     return ContainerSetup(
         "kubernetes",
         is_foreign
-        or kind in forms.runtime_kinds  # whose GPUs the InferenceService gives
+        or kind in forms.names["runtime_kinds"]  # whose GPUs the InferenceService gives
         or any("/" in str(name) for name in limits)
         or bool(get_nested(node, "resources", "claims")),
         parse_count(counts[0]) if counts else None,

@@ -62,8 +62,9 @@ def find_place_facts(
     """Find what is known of the container of a command's server; nothing for one without."""
     command = checked.command
     setup = command.setup or (ContainerSetup("docker") if command.container else None)
+    neighbours = _find_neighbours(checked, commands)
     if setup is None:
-        return {}
+        return {"uses": (), "services": (), "probe": None, "neighbours": neighbours}
     listener, is_given = _find_listener(checked), command.setup is not None
     try:
         num_gpus = read_layout(command.engine, checked.argument_values).num_gpus
@@ -79,7 +80,7 @@ def find_place_facts(
         "listener": listener,
         "uses": [*_list_uses(setup, listener)] if listener else [],
         "is_asked": any(listener and listener.port in use.ports and not use.host for use in setup.uses),
-        "neighbours": _find_neighbours(checked, commands),
+        "neighbours": neighbours,
         "probe": _find_probe(checked, setup, gpu),
         "services": [*_list_services(checked, setup)],
     }  # fmt: skip
@@ -117,13 +118,13 @@ def _list_uses(setup: ContainerSetup, listener: Listener) -> Iterator[dict[str, 
 def _find_neighbours(
     checked: CheckedCommand, commands: Sequence[CheckedCommand]
 ) -> dict[str, Any] | None:
-    """Find the services of a compose file that share a GPU with one, and all their shares of its memory."""
-    if checked.command.engine != "vllm" or not _list_used_gpus(checked):
-        return None
+    """Find the servers of a file that share a GPU with one, and all their shares of its memory."""
     ours = _list_used_gpus(checked)
+    if checked.command.engine != "vllm" or not ours:
+        return None
     beside = [one for one in commands if one is not checked and ours & _list_used_gpus(one)]
     return {
-        "names": " and ".join(one.command.where for one in beside),
+        "names": " and ".join(one.command.where or "another command" for one in beside),
         "sum": sum(map(get_share_of_memory, (checked, *beside))),
         "share": get_share_of_memory(checked),
         "is_given": "gpu_memory_utilization" in checked.argument_values,
@@ -131,10 +132,13 @@ def _find_neighbours(
 
 
 def _list_used_gpus(checked: CheckedCommand) -> set[str]:
-    """List the host's GPUs that a service of a compose file takes; empty if not known."""
+    """List the host's GPUs that a server takes beside others of its file; empty if not known."""
     setup, environment = checked.command.setup, checked.command.environment
-    is_known = setup and not environment.keys() & {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
-    return {*setup.visible_gpus} if setup and is_known else set()
+    listed = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"} & environment.keys()
+    if setup and (setup.visible_gpus or not checked.command.beside):
+        return set() if listed else {*setup.visible_gpus}
+    ids = environment[listed.pop()].split(",") if listed else ["0"]
+    return {*ids} if checked.command.beside else set()
 
 
 def _find_probe(

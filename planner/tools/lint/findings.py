@@ -80,7 +80,6 @@ class OptionChange(StrictEntry):
     instead: str = ""
     idle_from: Version | None = None
     old_from: Version | None = None
-    gone_from: Version | None = None
     falls_back: tuple[Version, Version] | None = None
     source: str | None = None
     date: str | None = None

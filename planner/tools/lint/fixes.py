@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from planner.engines.cli_options import ParsedOption, get_cli_options, load_flag_lists
+from planner.engines.engine_args import spell_option
 from planner.tools.lint.findings import (
     ENVIRONMENT_OPTIONS,
     LintFinding,
@@ -119,10 +120,5 @@ def _spell_argument(checked: CheckedCommand, argument: str, value: Any) -> list[
     """Return an argument as an option of this version; empty if the version has none."""
     options = checked.options.by_spelling.values()
     option = next((option for option in options if option.argument == argument), None)
-    if option is None:
-        return []
-    if value is True:
-        return [option.name]
-    if value is False:
-        return [option.negations[0]] if option.negations and option.default != "off" else []
-    return [option.name, f"{value:g}" if isinstance(value, float) else str(value)]
+    is_idle = value is False and option is not None and option.default == "off"
+    return spell_option(option, value) if option and not is_idle else []

@@ -10,23 +10,11 @@ from planner.engines.cli_options import FLAGS_DIR
 class Forms(SourcedEntry):
     """The names of `catalogs/flags/forms.yaml`, whose head explains every field."""
 
-    docker_switches: tuple[str, ...]
-    docker_options: dict[str, str]
-    runtime_kinds: tuple[str, ...]
-    cluster_kinds: tuple[str, ...]
-    model_keys: tuple[str, ...]
-    model_holders: tuple[str, ...]
-    engine_keys: tuple[str, ...]
-    reference_keys: tuple[str, ...]
-    gpu_keys: tuple[str, ...]
-    gpu_counts: tuple[str, ...]
-    json_keys: tuple[str, ...]
+    names: dict[str, tuple[str, ...]]
+    spellings: dict[str, dict[str, str]]
     implies: dict[str, dict[str, bool | str]]
     lora: dict[str, dict[str, int]]
     lora_when: dict[str, tuple[str, ...]]
-    own_keys: tuple[str, ...]
-    wrappers: dict[str, str]
-    kserve_options: dict[str, str]
 
 
 @cache

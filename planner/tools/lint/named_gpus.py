@@ -45,7 +45,7 @@ def resolve_gpu(text: str) -> tuple[int, Gpu] | None:
 def _list_wanted(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the texts of a mapping that may name a GPU."""
     for holder in (node, node.get("resources"), node.get("resource")):
-        for key in load_forms().gpu_keys:
+        for key in load_forms().names["gpu_keys"]:
             value = get_nested(holder, key)
             if isinstance(value, Mapping):
                 yield from (f"{name}:{count}" for name, count in value.items())

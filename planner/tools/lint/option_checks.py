@@ -103,8 +103,7 @@ def check_flag(
         finding = _check_missing_option(finding, options, version, change)
         return replace(finding, refused=finding.needs_fix)
     if option.error and not _is_taken_next(option, options, version):
-        verdict, why, instead = _check_value(option, options)
-        return replace(finding, verdict=verdict, why=why, instead=instead, refused=True)
+        return replace(_check_value(option, finding, options, version), refused=True)
     having = [
         v
         for v in load_flag_lists(options.engine).versions
@@ -152,37 +151,24 @@ def _check_missing_option(
     return replace(finding, verdict="unknown", why=why, instead=instead)
 
 
-def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict, str, str]:
-    """Return verdict, reason and advice for a value that the parser rejects."""
+def _check_value(
+    option: ParsedOption, finding: LintFinding, options: CliOptions, version: Version
+) -> LintFinding:
+    """Return the finding about a value that the parser rejects."""
     assert option.option is not None
-    name, value = option.option.name, option.words[0] if option.words else ""
-    why = option.error.partition(": ")[2]
-    if option.option.kind == "nothing" and value.lower() in ("true", "false"):
-        return (
-            "wrong value",
-            why,
-            (
-                name
-                if value.lower() == "true"
-                else " or ".join(option.option.negations[:1]) or "nothing"
-            ),
-        )
-    if value and option.option.choices:
-        accepting_versions = [
-            v
-            for v in list_versions_with_spelling(options.engine, name)
-            if value in get_cli_options(options.engine, v)[name].choices
-        ]
-        if accepting_versions:
-            is_removed = accepting_versions[-1] < options.version
-            return (
-                "removed",
-                f"{value} was there up to {accepting_versions[-1]}; {why}" if is_removed else why,
-                "",
-            )
-        close = find_closest(value, option.option.choices, 0.6)
-        return "wrong value", why, close and f"{name} {close}"
-    return "wrong value", why, ""
+    known, engine, value = option.option, options.engine, option.words[0] if option.words else ""
+    finding = replace(finding, verdict="wrong value", why=option.error.partition(": ")[2])
+    if known.kind == "nothing" and value.lower() in ("true", "false"):
+        off = (*known.negations, "nothing")[0]
+        return replace(finding, instead=known.name if value.lower() == "true" else off)
+    versions = list_versions_with_spelling(engine, known.name)
+    having = [one for one in versions if value in get_cli_options(engine, one)[known.name].choices]
+    if having and max(having) < options.version:
+        return judge_presence(finding, having, engine, version, OptionChange()) or finding
+    close = (
+        find_closest(value, known.choices, 0.6) if value and known.choices and not having else ""
+    )
+    return replace(finding, instead=close and f"{known.name} {close}")
 
 
 def find_word_facts(

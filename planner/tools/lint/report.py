@@ -133,7 +133,7 @@ class LintReport:
     def needs_fix(self) -> bool:
         """Whether something needs a fix: now, or for `target_version`."""
         is_clean = judge_findings((*self.findings, *self.upgrade_findings)) == "ok"
-        return not (is_clean and all(memory.can_start for memory in self._memory_plans))
+        return not is_clean or self.verdict == "mend"
 
     @property
     def verdict(self) -> ReportVerdict:
@@ -227,7 +227,7 @@ def lint(
         place = find_place_facts(one, planned_gpu, checked)
         around = apply_rules(load_rules("place") if place else {}, place, one.version)
         one = replace(one, findings=_merge_findings(one.findings, around))
-        reports.append(_plan_command(_judge_old_engine(one, planned_gpu), planned_gpu, workload))
+        reports.append(_plan_command(one, planned_gpu, workload))
         notes += _list_notes(reports[-1], version)
         drift += check_upgrade(one, to) if to else []
     metrics = check_metrics(source.metrics, checked, version)
@@ -265,22 +265,6 @@ def read_launched_deployment(what: str, gpu: str) -> Deployment:
     return build_command_deployment(check_command(command, version), gpu, version)
 
 
-def _judge_old_engine(checked: CheckedCommand, gpu: str | None) -> CheckedCommand:
-    """Judge vLLM 0.8 on a GPU below compute capability 8.0, where it runs engine V0: words of V1 do not apply.
-
-    vLLM 0.8.5 engine/arg_utils.py, _is_v1_supported_oracle.
-    """
-    spec = parse_gpu_count(gpu)[1] if gpu else None
-    is_old = spec is not None and 0 < (spec.compute_capability or 0) < 8
-    is_between = Version(0, 8) <= checked.version < Version(0, 9)
-    if not (checked.command.engine == "vllm" and is_old and is_between):
-        return checked
-    findings = [one for one in checked.findings if one.verdict not in ("useless", "risky")]
-    why = "below compute capability 8.0 this release runs it, and memory and latencies are those of V1"
-    findings.append(LintFinding("setting", "engine V0", "engine V0", "unread", why))
-    return replace(checked, findings=tuple(findings))
-
-
 def check_upgrade(checked: CheckedCommand, to: str) -> list[LintFinding]:
     """Return what changes for a command at version `to`: new verdicts and changed defaults."""
     current = {(finding.kind, finding.name): finding for finding in checked.findings}
@@ -312,44 +296,41 @@ def _compare_defaults(checked: CheckedCommand, to: str) -> Iterator[LintFinding]
 
 def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
     """Yield what was not understood of a command: nobody can say whether it is right."""
-    command, parsed = checked.command, checked.as_meant
+    command, parsed, show = checked.command, checked.as_meant, checked.command.shown
     if command.unread:
         why = "it was not read: what it starts, and with which options, is not known here"
         instead = "headroom lint of the script, or of the command that it runs"
-        paths = (
-            word if re.fullmatch(r"[\w./${}-]*(/|\.sh$)[\w./${}-]*", word) else MASK
-            for word in command.unread
-        )
-        script = " ".join(paths)
+        path = r"[\w./${}-]*(/|\.sh$)[\w./${}-]*"
+        script = " ".join(word if re.fullmatch(path, word) else MASK for word in command.unread)
         yield LintFinding("word", "script", script, "unread", why, instead)
-    why = "what it stands for is known only where it runs"
-    model, show = get_served_name(checked), command.shown.show_word
+    model = get_served_name(checked)
     settled = {
         model
     }  # a folder that is known only where it runs may hold a model known by its name
     try:
         resolve_served_model(checked)
     except PlannerError:
-        settled = set()
+        settled, written = set(), show.show_word("", model)
         unknown = "no model that is known here: layout, format and length were not checked"
         if model and not is_unresolved(model):
-            yield LintFinding("word", show("", model), show("", model), "ok", unknown)
-    for word in {one: show("", one) for one in parsed.positional if is_unresolved(one)}.items():
-        if word[0] not in settled:
-            yield LintFinding("word", word[1], word[1], "unread", why)
+            yield LintFinding("word", written, written, "ok", unknown)
     known = {*load_argument_names(command.engine).arguments, "model", "model_path"}
-    for option in parsed.options:
+    given = [("word", show.show_word("", one), "", (one,), True) for one in parsed.positional]
+    given += [
+        # nothing is known of the values of other options, and a plan's file explains its own
+        ("flag", one.option.name, show.show_option(one), one.words, not command.planned_on and (
+            one.option.kind != "text" or one.option.choices or one.option.argument in known))
+        for one in parsed.options if one.option and not is_secret_name(one.written)
+    ]  # fmt: skip
+    for kind, name, written, words, is_checked in given:
         # a sum in $((...)) is a number, whichever
-        words = [one for one in option.words if not re.fullmatch(r"\$\(\(.*\)\)", one)]
-        if option.option is None or is_secret_name(option.written) or {*words} <= settled:
-            continue
-        if any(map(is_unresolved, words)):
-            # nothing is known of the values of other options, and a plan's file explains its own
-            is_free = option.option.kind == "text" and not option.option.choices
-            is_checked = not is_free or option.option.argument in known
-            verdict: LintVerdict = "unread" if is_checked and not command.planned_on else "ok"
-            written = command.shown.show_option(option)
-            yield LintFinding("flag", option.option.name, written, verdict, why)
+        is_open = any(
+            is_unresolved(one) and not re.fullmatch(r"\$\(\(.*\)\)", one) for one in words
+        )
+        if is_open and not {*words} <= settled:
+            verdict: LintVerdict = "unread" if is_checked else "ok"
+            why = "what it stands for is known only where it runs"
+            yield LintFinding(kind, name, written or name, verdict, why)  # type: ignore[arg-type]
 
 
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
@@ -401,7 +382,10 @@ def _plan_command(
         for one in checked.findings
     )
     write = partial(describe_item, checked.command, checked.as_meant)
-    found = apply_rules(load_rules("plan"), _find_plan_facts(checked, plan), checked.version, write)
+    facts = _find_plan_facts(checked, plan)
+    found = [*apply_rules(load_rules("plan"), facts, checked.version, write)]
+    if any(one.name == "engine V0" for one in found):  # what V1 ignores may count there
+        settled = (one for one in settled if one.verdict != "useless")
     unmodelled = find_unmodelled_options(checked, plan.deployment)
     checked = replace(checked, findings=_merge_findings(settled, (*unmodelled, *found)))
     settings = {step.argument: step.value for step in plan.steps}
@@ -419,6 +403,7 @@ def _find_plan_facts(checked: CheckedCommand, plan: CommandPlan) -> dict[str, An
     argument = load_argument_names(checked.command.engine).engine_names["max_model_len"]
     return {
         "argument": argument, "option": f"--{argument.replace('_', '-')}",
+        "capability": plan.deployment.gpu.compute_capability or 0,
         "engine": checked.command.engine, "capped": plan.capped_length,
         "is_fitted": checked.argument_values.get(argument) in FITTED_LENGTHS,
         "share": plan.deployment.args.gpu_memory_utilization,
@@ -467,7 +452,7 @@ def _merge_findings(
 def _format_without_secrets(command: ServerCommand) -> str:
     """Return the command in one line, with its environment in front, and without secrets."""
     variables = [
-        f"{name}={quote_word(command.shown.show_variable(name, value))}"
+        f"{name if name.isupper() else MASK}={quote_word(command.shown.show_variable(name, value))}"
         for name, value in command.environment.items()
         if "$(" not in value  # the file sets it itself
     ]

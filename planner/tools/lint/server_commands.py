@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from planner.engines.argument_names import load_argument_names
+from planner.engines.cli_options import list_versions_with_spelling
 from planner.engines.engine import get_monthly_image_version
 from planner.tools.lint.container_setup import (
     ContainerSetup,
@@ -25,6 +27,7 @@ _ENGINE_IMAGES = (
     ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
+ENGINES = ("vllm", "sglang", "trtllm")
 _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
@@ -50,6 +53,7 @@ class ServerCommand:
     findings: tuple[LintFinding, ...] = ()  # about how it is written down
     setup: ContainerSetup | None = None
     planned_on: str = ""  # the GPU of the plan that wrote the command
+    beside: bool = False  # of other servers of its text, which runs them in the background
     gpu: str = ""  # that its file names, with a number if it names one
     filled: Mapping[str, str] = field(default_factory=dict)  # variables of its text
 
@@ -99,14 +103,15 @@ def find_commands(
     text: str, location: str, engine: str | None, environment: Mapping[str, str] | None = None
 ) -> Iterator[ServerCommand]:
     """Yield the server commands of shell text; with an `engine` also a bare list of its options."""
-    shell_statements = _rejoin_options(parse_statements(text, environment))
+    shell_statements, beside = _rejoin_options(parse_statements(text, environment)), False
     for number, (statement, findings) in enumerate(shell_statements, start=1):
         place = location or (f"command {number}" if len(shell_statements) > 1 else "")
         for command in _parse_statement(
             statement, place, engine if len(shell_statements) == 1 else None
         ):
             known = (*findings, *command.findings)
-            yield replace(command, findings=known, filled=statement.variables)
+            beside |= statement.is_background
+            yield replace(command, findings=known, filled=statement.variables, beside=beside)
 
 
 def _rejoin_options(
@@ -152,9 +157,11 @@ def _parse_statement(
         # the words after the script are its $0, $1, ...; -- ends the shell's own options
         script, *parameters = words[at + 1 + (words[at + 1 : at + 2] == ("--",)) :] or [""]
         scripts = [fill_in_parameters(script, parameters)]
-    wrapper = next((word for word in words if is_server and word in load_forms().wrappers), "")
+    wrapper = next(
+        (word for word in words if is_server and word in load_forms().spellings["wrappers"]), ""
+    )
     if wrapper:
-        engine = load_forms().wrappers[wrapper]
+        engine = load_forms().spellings["wrappers"][wrapper]
         yield ServerCommand(location, engine, (), environment, unread=(wrapper,))
     elif scripts:
         why = "it is one word, and no program has that name"
@@ -220,6 +227,22 @@ def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
     return None
 
 
+def guess_engine(words: Sequence[str]) -> str | None:
+    """Return the engine that has most of a list's options; None for another program's."""
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    counts = {
+        engine: sum(
+            bool(list_versions_with_spelling(engine, name.replace("_", "-") if engine != "trtllm" else name))
+            for name in names
+        )
+        for engine in ENGINES
+    }  # fmt: skip
+    best = max(counts, key=lambda engine: counts[engine])
+    known = set(load_argument_names(best).arguments)
+    specific = {name.removeprefix("--").replace("-", "_") for name in names} & known
+    return best if counts[best] >= max(1 if specific else 2, len(names) / 2) else None
+
+
 def _parse_docker_run(
     words: Sequence[str], environment: Mapping[str, str], location: str, depth: int
 ) -> Iterator[ServerCommand]:
@@ -276,6 +299,9 @@ def parse_container(
     `replaced` says that the image's entry point is not used.
     """
     engine_image = parse_image_name(name)
+    if engine_image is None and not replaced and words and words[0].startswith("-"):
+        guessed = guess_engine(words)  # an image of somebody's own, whose tag says no version
+        engine_image = EngineImage(guessed, True, "") if guessed else None
     commands = list(
         _parse_statement(ShellStatement(tuple(words), environment), location, None, depth + 1)
     )

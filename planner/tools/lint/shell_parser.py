@@ -62,6 +62,7 @@ class ShellStatement:
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)  # that the text sets
+    is_background: bool = False
 
 
 def parse_statements(
@@ -75,7 +76,7 @@ def parse_statements(
     exported = dict(environment or {})
     variables = Variables({name: [value] for name, value in exported.items()})
     statements, named = list[ShellStatement](), dict(exported)
-    for raw_words in _split_into_commands(split_here_documents(text)[0]):
+    for raw_words, is_background in _split_into_commands(split_here_documents(text)[0]):
         words, assigned, is_export = list[str](), dict[str, str](), False
         for raw in raw_words:
             if not words and (match := _ASSIGNMENT_PATTERN.match(raw)):
@@ -98,7 +99,7 @@ def parse_statements(
             known: Mapping[str, str] = {**exported, **assigned}
             if statements and statements[-1].environment == known:
                 known = statements[-1].environment  # once in memory
-            statements.append(ShellStatement(tuple(words), known, named))
+            statements.append(ShellStatement(tuple(words), known, named, is_background))
         else:
             exported |= {name: value for name, value in assigned.items() if name in exported}
         check_expanded_size(sum(map(len, words)))
@@ -119,7 +120,7 @@ class Variables(dict[str, list[str]]):
             return [
                 "".join(before) + " ".join(self.expand_word(raw[match.end() :], is_split=False))
             ]
-        inner = (raw for words in _split_into_commands(match[3]) for raw in words)
+        inner = (raw for words, _ in _split_into_commands(match[3]) for raw in words)
         return [*before, *(value for raw in inner for value in self.expand_word(raw))]
 
     def expand_word(self, raw: str, is_split: bool = True) -> list[str]:
@@ -195,8 +196,8 @@ def check_expanded_size(num_chars: int) -> None:
         )
 
 
-def _split_into_commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command as they stand there, without comments and redirections."""
+def _split_into_commands(text: str) -> Iterator[tuple[list[str], bool]]:
+    """Yield the words of each command as they stand there, and whether it runs beside the next."""
     words = list[str]()
     for match in _TOKEN_PATTERN.finditer(text):
         if match["quote"]:
@@ -205,10 +206,10 @@ def _split_into_commands(text: str) -> Iterator[list[str]]:
             )
         words += [match["word"]] if match["word"] else []
         if match["end"] and words:
-            yield words
+            yield words, match[0] == "&" and text[match.end() : match.end() + 1] not in ("&", ">")
             words = []
     if words:
-        yield words
+        yield words, False
 
 
 def split_here_documents(text: str) -> tuple[str, dict[str, str]]:

@@ -40,6 +40,8 @@ _REFERENCE = re.compile(
     r"\$\{?\w+\}?|\$\(\w+\)|\$\(\([\w +*/%-]*\)\)|<[\w -]*>|\{\{[\w .-]*\}\}|\.\.\."
 )
 """What stands for a value that is filled in elsewhere."""
+_KEY = re.compile(r"[a-z]+(_[a-z0-9]+)*")
+"""A key of JSON as engines have them."""
 _MODEL = re.compile(r"(?:hf://)?\w[\w.-]*/[\w.-]+|(?:\.{0,2}/|~/|\$\{?\w+\}?/)[\w./${}-]*")
 """A model as on the Hub, or a path."""
 
@@ -117,15 +119,14 @@ class ShownText:
             is_first = False
 
     def show_stray(self, word: str) -> str:
-        """Return a word that belongs to no option: a model, a number, or an option with a dash that is none."""
+        """Return a word that belongs to no option: a model, a number, or the name of an option."""
         if _NUMBER.fullmatch(word) or word in ("#", "serve", *list_model_names()):
             return word
-        if word.startswith("--"):
-            return " ".join(self.list_words(word.split(" ", 1)))
-        is_dashed = re.fullmatch(r"[\u2010-\u2014\u2212]+[a-z-]+(=.*)?", word)
-        name, equals, value = word.partition("=")
-        shown = equals and self.show_word(f"--{name.lstrip(name[:1])}", value)
-        return f"{name}{equals}{shown}" if is_dashed else MASK
+        pattern = r"([-\u2010-\u2014\u2212]+)([a-z][a-z-]*)([= ]?)(.*)"
+        if not (match := re.fullmatch(pattern, word, re.DOTALL)):
+            return MASK
+        dash, name, sign, value = match.groups()
+        return f"{dash}{name}{sign}{self.show_word(f'--{name}', value)}"
 
     def show_variable(self, name: str, value: str) -> str:
         """Return the value of a variable."""
@@ -153,9 +154,12 @@ class ShownText:
 
     def _show_value(self, value: Any, key: str) -> Any:
         if isinstance(value, Mapping):
-            return {name: self._show_value(inner, name) for name, inner in value.items()}
+            return {
+                name if _KEY.fullmatch(name) else MASK: self._show_value(inner, name)
+                for name, inner in value.items()
+            }
         if isinstance(value, list):
             return [self._show_value(inner, key) for inner in value]
         if not isinstance(value, str):
             return value
-        return self._show_text(value) if key in load_forms().json_keys else MASK
+        return self._show_text(value) if key in load_forms().names["json_keys"] else MASK

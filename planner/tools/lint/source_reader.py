@@ -17,7 +17,7 @@ from planner.core.catalog import validate_entry
 from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
-from planner.engines.cli_options import get_cli_options, is_unresolved, load_flag_lists
+from planner.engines.cli_options import get_cli_options, load_flag_lists
 from planner.engines.engine_args import spell_option
 from planner.planning.planned_replica import PlanFile
 from planner.tools.lint.container_setup import list_items
@@ -222,68 +222,54 @@ class _NearbyFiles:
         return files | split_here_documents(self.text)[1]
 
 
-def _add_note(command: ServerCommand, note: str) -> ServerCommand:
-    return replace(command, note="; ".join(filter(None, (command.note, note))))
-
-
 def _follow_script(command: ServerCommand, nearby: _NearbyFiles) -> Iterator[ServerCommand]:
     """Yield the commands of the script that a container starts; `command` if it is not here."""
-    mounts = command.setup.mounts if command.setup else {}
+    mounts, started = command.setup.mounts if command.setup else {}, list[ServerCommand]()
     for at, word in enumerate(command.unread):
         # sh -c "/start.sh --option" has the path in a text
         path, *parameters = word.split() or [""]
-        if "/" not in path and not path.endswith((".sh", ".bash")):
-            continue
-        text = nearby.find(mounts.get(path, path))
-        script = fill_in_parameters(text or "", [path, *parameters, *command.unread[at + 1 :]])
-        started = list(find_commands(script, command.where, None, command.environment))
-        for inner in started:
-            inner = replace(
-                inner,
-                container=command.container,
-                version=inner.version or command.version,
-                setup=command.setup,
-                findings=(*command.findings, *inner.findings),
-            )
-            yield _add_note(inner, f"read from {path!r:.80}")
-        if started:
-            return
-    yield command
+        text = nearby.find(mounts.get(path, path)) if re.search(r"/|\.(ba)?sh$", path) else None
+        if text and not started:
+            script = fill_in_parameters(text, [path, *parameters, *command.unread[at + 1 :]])
+            started += find_commands(script, command.where, None, command.environment)
+    for inner in started:
+        yield replace(
+            inner,
+            container=command.container,
+            version=inner.version or command.version,
+            setup=command.setup,
+            findings=(*command.findings, *inner.findings),
+        )
+    if not started:
+        yield command
 
 
 def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCommand:
     """Merge a command's configuration file: options in front, or TensorRT-LLM's settings."""
     cli_options = get_cli_options(command.engine, load_flag_lists(command.engine).versions[-1])
-    options = [
+    given = [
         option
         for option in cli_options.parse(command.argv).options
-        if option.option and option.option.argument == "config"
+        if option.words and option.option and option.option.argument == "config"
     ]
-    if not options or not options[-1].words:
+    if not given:
         return command
-    path, content, why = options[-1].words[0], None, "no such file here"
-    try:
-        text = None if is_unresolved(path) else nearby.find(path)
-        if text is not None:
-            content, why = parse_yaml(text, path), "the file has no options by name"
-    except PlannerError as error:
-        why = str(error)
+    path = given[-1].words[0]
+    content = None
+    with suppress(PlannerError):
+        content = parse_yaml(nearby.find(path) or "", path)
     if not isinstance(content, Mapping):
-        finding = LintFinding(
-            "flag", options[-1].written, command.shown.show_option(options[-1]), "unread",
-            f"what it sets is not known: {why}",
-        )  # fmt: skip
+        why = "what it sets is not known: it is not here, or has no options by name"
+        written = command.shown.show_option(given[-1])
+        finding = LintFinding("flag", given[-1].written, written, "unread", why)
         return replace(command, findings=(*command.findings, finding))
-    note = f"read with {path!r:.80}: {', '.join(map(str, content))[:200]}"
+    note = "; ".join(filter(None, (command.note, f"read with {path!r:.80}")))
     if command.engine == "trtllm":
         settings = {str(name).replace("-", "_"): value for name, value in content.items()}
-        return _add_note(replace(command, config={**command.config, **settings}), note)
+        return replace(command, config={**command.config, **settings}, note=note)
+    first = command.argv[: command.subcommand and not command.argv[0].startswith("-")]
     words = format_config_as_words(content)
-    num_leading = (
-        1 if command.subcommand and command.argv and not command.argv[0].startswith("-") else 0
-    )
-    argv = (*command.argv[:num_leading], *words, *command.argv[num_leading:])
-    return _add_note(replace(command, argv=argv), note)
+    return replace(command, argv=(*first, *words, *command.argv[len(first) :]), note=note)
 
 
 def _find_file(what: str) -> Path | None:

@@ -14,7 +14,6 @@ from planner.core.readers import parse_yaml
 from planner.engines.argument_names import load_argument_names
 from planner.engines.cli_options import (
     get_cli_options,
-    list_versions_with_spelling,
     load_flag_lists,
     merge_json,
 )
@@ -29,9 +28,11 @@ from planner.tools.lint.findings import LintFinding
 from planner.tools.lint.forms import load_forms
 from planner.tools.lint.named_gpus import find_named_gpu
 from planner.tools.lint.server_commands import (
+    ENGINES,
     SERVER_MENTION_PATTERN,
     ServerCommand,
     find_commands,
+    guess_engine,
     parse_container,
     parse_image_name,
 )
@@ -55,7 +56,6 @@ _SERVING_KEY = re.compile(
 """Keys that say something of a server, so that it is told if they were not understood."""
 _SERVER_KEYS = {"image", "containers", "modelFormat"}
 """Keys of what is a server of its own, and not the options of one."""
-_ENGINES = ("vllm", "sglang", "trtllm")
 KSERVE_DIRECTORY = "/mnt/models"
 """Where KServe puts what `storageUri` names (kserve.github.io, storage)."""
 _START_PATTERN = re.compile(
@@ -167,7 +167,7 @@ class TreeReader:
         if not isinstance(node, Mapping) or depth >= MAX_DEPTH:
             return node
         node = {key: self._join(value, document, depth + 1) for key, value in node.items()}
-        for key in (key for key in load_forms().reference_keys if node.get(key)):
+        for key in (key for key in load_forms().names["reference_keys"] if node.get(key)):
             name = get_nested(node, key, "name") or node[key]
             for one in self.objects:
                 if one is not document and get_nested(one, "metadata", "name") == name:
@@ -208,7 +208,7 @@ class TreeReader:
         if not any(one.argv or one.unread for one in found):
             found = [*self._read_options(node, place)] or found
         yield from (_name_model(one, place.model) for one in found)
-        is_ours = re.search("|".join(_ENGINES), f"{place.engine} {place.image} {[*node]}")
+        is_ours = re.search("|".join(ENGINES), f"{place.engine} {place.image} {[*node]}")
         for key, value in node.items():
             if key == "entrypoint" or (found and (key == "image" or _is_holder(key, value))):
                 continue
@@ -227,7 +227,7 @@ class TreeReader:
             if isinstance(path, str):
                 text = self.find_file(path)
                 environment |= parse_assignments(text or "")
-                findings += [_make_unread(path, "its variables are")] * (text is None)
+                findings += [_make_unread("env_file", "its variables are")] * (text is None)
         for item in list_items(node.get("envFrom")):
             if name := get_nested(item, "configMapRef", "name"):
                 findings.append(_make_unread(str(name), "its variables are"))
@@ -235,7 +235,7 @@ class TreeReader:
             environment |= _parse_environment(node.get(key))
         gpu = find_named_gpu(node)
         if count := re.match(r"(\d+)x", gpu):
-            environment |= dict.fromkeys(load_forms().gpu_counts, count[1])
+            environment |= dict.fromkeys(load_forms().names["gpu_counts"], count[1])
         return replace(
             place,
             environment=environment,
@@ -250,29 +250,37 @@ class TreeReader:
     def _read_container(self, node: YamlMapping, place: _Place) -> Iterator[ServerCommand]:
         """Yield the server of a compose service, or of what else has an image and words for it."""
         image = node.get("image")  # vLLM's chart has the command in it
-        holder = {**image, **node} if isinstance(image, Mapping) else node
+        holder, environment = (
+            {**image, **node} if isinstance(image, Mapping) else node,
+            dict(place.environment),
+        )
         lists = [
             _split_command(holder.get(key), place.is_compose)
             for key in ("entrypoint", "command", "args", "exec")
         ]
+        for option, value in (
+            place.environment.items() if image else ()
+        ):  # such as VLLM_ADDITIONAL_ARGS
+            given = split_words(value) if _COMMAND_KEY.search(option) else []
+            if option not in str(lists) and guess_engine(given):
+                lists[-1] = [*lists[-1], *given]
+                del environment[option]
         words, name = [word for one in lists for word in one], _read_image_name(node)
         is_task = node.get("commands") or node.get("run")  # read as shell text
         if not words and (is_task or not image or not parse_image_name(name)):
             return
-        text, environment = " ".join(words), dict(place.environment)
+        text = " ".join(words)
         if _WORKER_PATTERN.search(text) and not SERVER_MENTION_PATTERN.search(text):
             return  # the server starts in another container of its cluster
-        for option, value in place.environment.items():  # such as VLLM_ADDITIONAL_ARGS
-            given = split_words(value) if _COMMAND_KEY.search(option) and option not in text else []
-            if _guess_engine(given):
-                words, _ = [*words, *given], environment.pop(option)
         # Kubernetes' command is in place of the image's entry point, and compose's is not
         is_program = bool(lists[1]) and not lists[1][0].startswith("-")
         is_cleared = holder.get("entrypoint") is not None  # of compose by [], too
         is_replaced = bool(lists[0]) or (is_cleared if place.is_compose else is_program)
         words = _fill_in(words, environment, place)
         commands = list(parse_container(name, words, environment, place.path, is_replaced))
-        is_member = place.kind in load_forms().cluster_kinds or _CLUSTER_PATTERN.search(text)
+        is_member = place.kind in load_forms().names["cluster_kinds"] or _CLUSTER_PATTERN.search(
+            text
+        )
         setup = replace(self._read_setup(node, place), image=name, is_member=bool(is_member))
         # another server, or a program in the background, may be the one that is asked
         if commands[1:] or re.search(r"(?<![&>|])&(?![&>\d])", text):
@@ -299,7 +307,7 @@ class TreeReader:
                 words = _split_command(value, place.is_compose) if _COMMAND_KEY.search(name) else []
                 words = [] if _START_PATTERN.search(" ".join(words)) else words
                 is_options = is_kserve or (words and words[0].startswith("-"))
-                if guessed := _guess_engine(words) or (is_options and engine):
+                if guessed := guess_engine(words) or (is_options and engine):
                     engine, listed = engine or str(guessed), [*listed, *words]
             environment |= _parse_environment(holder.get("env")) if key else {}
             options, others = _read_named_options(holder, engine or "vllm", bool(key))
@@ -316,7 +324,7 @@ class TreeReader:
         if "--backend=huggingface" in listed:  # another server
             return
         spellings = get_cli_options(engine, load_flag_lists(engine).versions[-1]).spellings
-        theirs = load_forms().kserve_options if is_kserve else {}
+        theirs = load_forms().spellings["kserve_options"] if is_kserve else {}
         pairs = [
             (theirs.get(name, name), sign + value)
             for name, sign, value in (word.partition("=") for word in listed)
@@ -379,37 +387,37 @@ def _normalize(node: Any, variables: Variables | None, depth: int = 0) -> Any:
 
 def _read_shell(text: str, place: _Place) -> Iterator[ServerCommand]:
     """Yield the servers that shell text starts."""
-    if not (mention := _START_PATTERN.search(text)):
+    if not _START_PATTERN.search(text):
         return
     image = parse_image_name(place.image)
-    try:
-        for command in find_commands(text, place.path, None, place.environment):
-            is_ours = image is not None and image.engine == command.engine
-            version = image.version if image and is_ours else ""
-            known = (*place.findings, *command.findings)
-            yield replace(
-                command, gpu=place.gpu, version=command.version or version, findings=known
-            )
-    except PlannerError:
-        engine = next((name for name in ("sglang", "trtllm") if name in mention[0]), "vllm")
-        yield ServerCommand(place.path, engine, (), {}, unread=(mention[0],))
+    if re.search(r"(^|\.)(cmd|command)$", place.path):  # no shell is named that would end a line
+        text = re.sub(r"\\?\n(?=\s*-)", " ", text)
+    for command in find_commands(text, place.path, None, place.environment):
+        is_ours = image is not None and image.engine == command.engine
+        version = command.version or (image.version if image and is_ours else "")
+        known = (*place.findings, *command.findings)
+        yield replace(command, gpu=place.gpu, version=version, findings=known)
 
 
 def _find_engine(node: YamlMapping) -> str:
     """Return the engine that a mapping names; KServe's format of the Hugging Face server is vLLM's."""
-    for key in load_forms().engine_keys:
+    for key in load_forms().names["engine_keys"]:
         value = node.get(key)
         name = str(get_nested(value, "name") if isinstance(value, Mapping) else value)
         name = "vllm" if name == "huggingface" else name.lower().replace("-", "")
-        if name in _ENGINES:
+        if name in ENGINES:
             return name
     return ""
 
 
 def _find_model(node: YamlMapping) -> str:
     """Return the model that a mapping names, as on the Hub; empty if it names none."""
-    inner = [one for key in load_forms().model_holders if isinstance(one := node.get(key), Mapping)]
-    texts = [node.get(key) for key in load_forms().model_keys]
+    inner = [
+        one
+        for key in load_forms().names["model_holders"]
+        if isinstance(one := node.get(key), Mapping)
+    ]
+    texts = [node.get(key) for key in load_forms().names["model_keys"]]
     texts += [one.get(key) for one in inner for key in ("model_source", "modelURL", "name", "uri")]
     texts += [value for value in node.values() if str(value).startswith("hf://")]
     named = [one for one in texts if isinstance(one, str) and one]
@@ -461,22 +469,6 @@ def _read_image_name(node: YamlMapping) -> str:
     return "" if image is None else str(image)
 
 
-def _guess_engine(words: Sequence[str]) -> str | None:
-    """Return the engine that has most of a list's options; None for another program's."""
-    names = {word.partition("=")[0] for word in words if word.startswith("--")}
-    counts = {
-        engine: sum(
-            bool(list_versions_with_spelling(engine, name.replace("_", "-") if engine != "trtllm" else name))
-            for name in names
-        )
-        for engine in _ENGINES
-    }  # fmt: skip
-    best = max(counts, key=lambda engine: counts[engine])
-    known = set(load_argument_names(best).arguments)
-    specific = {name.removeprefix("--").replace("-", "_") for name in names} & known
-    return best if counts[best] >= max(1 if specific else 2, len(names) / 2) else None
-
-
 def _read_named_options(
     holder: YamlMapping, engine: str, is_inner: bool
 ) -> tuple[list[tuple[str, object]], list[str]]:
@@ -486,11 +478,11 @@ def _read_named_options(
     """
     options, forms = get_cli_options(engine, load_flag_lists(engine).versions[-1]), load_forms()
     known_here = (
-        forms.own_keys,
-        forms.model_keys,
-        forms.reference_keys,
-        forms.engine_keys,
-        forms.gpu_keys,
+        forms.names["own_keys"],
+        forms.names["model_keys"],
+        forms.names["reference_keys"],
+        forms.names["engine_keys"],
+        forms.names["gpu_keys"],
     )
     theirs = {name for names in known_here for name in names} - {"model"}
     spelled = {
@@ -500,9 +492,7 @@ def _read_named_options(
         and not str(value).startswith("hf://")
     }  # fmt: skip
     found = {
-        key: options[names[0]].argument
-        for key, one in spelled.items()
-        if (names := options.find_spellings(one))
+        key: options[name].argument for key, name in spelled.items() if name in options.spellings
     }
     served = load_argument_names(engine).arguments
     sizes = [key for key, name in found.items() if name in served or name.endswith("parallel_size")]
@@ -527,13 +517,8 @@ def _split_command(value: object, is_compose: bool) -> list[str]:
         return []
     if is_compose:
         return split_words(value)
-    try:
-        statements = parse_statements(value)
-    except PlannerError:
-        return ["sh", "-c", value]
-    if len(statements) == 1:
-        return list(statements[0].words)
-    return ["sh", "-c", value] if statements else []
+    statements = parse_statements(value)
+    return list(statements[0].words) if len(statements) == 1 else ["sh", "-c", value]
 
 
 def _is_option_mapping(key: str, value: object) -> bool:

@@ -72,6 +72,9 @@ def _check_word(
     """Yield the finding about a word that its version does not know, or may not know any more."""
     listed = {Version.parse(release): text.split() for release, text in words.listed.items()}
     is_between = version not in listed and version < max(listed)
+    if version < min(listed) and "." in words.arguments[0]:  # no parser has a list of these
+        why = f"not checked: the {words.say}s of {engine} are listed from {min(listed)} on"
+        yield replace(finding, why=why)
     if version < min(listed) or (is_between and word in words.between.split()):
         return
     having = [one for one in listed if any(fnmatchcase(word, pattern) for pattern in listed[one])]
