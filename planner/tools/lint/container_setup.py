@@ -24,15 +24,18 @@ _ADDRESS_PATTERN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class PortUse:
-    """Who reaches a container's server, and at which of its ports."""
+PortUse = dict[str, Any]
+"""Who reaches a container's server (`name`, such as "healthcheck" or "ports"), and at which of its `ports`.
 
-    name: str  # "healthcheck", "startupProbe", "ports", "Service llm"
-    ports: tuple[int, ...]  # one of them has to be the server's; empty: not known
-    written: str
-    host: str = ""  # by which it is asked inside the container; empty: from outside
-    problem: str = ""  # why it reaches nothing, whatever the port
+One of these has to be the server's; none: not known. `host` is by which it is asked inside the container, empty from
+outside; `problem` says why it reaches nothing, whatever the port.
+"""
+
+
+def _describe_use(
+    name: str, ports: Sequence[int], written: str, host: str = "", problem: str = ""
+) -> PortUse:
+    return {"name": name, "ports": ports, "written": written, "host": host, "problem": problem}
 
 
 @dataclass(frozen=True)
@@ -206,20 +209,16 @@ def _read_health_limit(check: object) -> float | None:
     """
     if not isinstance(check, Mapping) or not check.get("test"):
         return None
-    start = _parse_duration(check.get("start_period", "0s"))
-    interval, retries = _parse_duration(check.get("interval", "30s")), check.get("retries", 3)
-    if start is None or interval is None or not isinstance(retries, int):
-        return None
-    return start + interval * retries
-
-
-def _parse_duration(text: object) -> float | None:
-    """Return the seconds of "1m30s"; None for other text."""
-    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
-    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[hms])", str(text))
-    if not parts or "".join(map("".join, parts)) != str(text):
-        return None
-    return sum(float(number) * units[unit] for number, unit in parts)
+    units, retries = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}, check.get("retries", 3)
+    start, interval = (
+        sum(
+            float(n) * units[unit]
+            for n, unit in re.findall(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[hms])", text)
+        )
+        for text in (str(check.get("start_period", "0s")), str(check.get("interval", "30s")))
+    )
+    is_known = isinstance(retries, int) and not is_unresolved(str(check))
+    return start + interval * retries if is_known else None
 
 
 def _read_start_limit(node: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -244,7 +243,7 @@ def _read_check_command(name: str, command: object) -> Iterator[PortUse]:
         default = 443 if scheme == "https://" else 80
         found.append((match["host"], int(port) if port.isdecimal() else default))
     if found:
-        yield PortUse(
+        yield _describe_use(
             name,
             tuple(port for _, port in found),
             f"{name}: {found[0][0]} at port {found[0][1]}",
@@ -267,7 +266,7 @@ def _read_service_uses(service: Mapping[str, Any], is_host_network: bool) -> Ite
     ports = [parse_count(one[0 if is_host_network else -1]) for one in parts]
     if ports and None not in ports:
         known = tuple(port for port in ports if port is not None)
-        yield PortUse("ports", known, f"ports {', '.join(published)}")
+        yield _describe_use("ports", known, f"ports {', '.join(published)}")
 
 
 def _read_pod_uses(node: Mapping[str, Any]) -> Iterator[PortUse]:
@@ -284,4 +283,4 @@ def _read_pod_uses(node: Mapping[str, Any]) -> Iterator[PortUse]:
                 is_wrong = not number.isdecimal() and not is_unresolved(number)
                 why = f"no port of the container has the name {number!r:.40}" if is_wrong else ""
                 ports_asked = (int(number),) if number.isdecimal() else ()
-                yield PortUse(key, ports_asked, written, problem=why)
+                yield _describe_use(key, ports_asked, written, problem=why)

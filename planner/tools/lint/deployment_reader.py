@@ -161,8 +161,9 @@ def read_engine_args(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         del args["max_model_len"]
     if args.get("dtype") == "auto":
         del args["dtype"]
-    if "limit_mm_per_prompt" in args:
-        args["limit_mm_per_prompt"] = format_media_limits(args["limit_mm_per_prompt"])
+    if (limits := args.get("limit_mm_per_prompt")) is not None:
+        limits = limits.strip("'") if isinstance(limits, str) else limits
+        args["limit_mm_per_prompt"] = format_media_limits(limits)
     names = load_forms()
     for switch, implied in names.implies.items():
         args |= implied if values.get(switch) else {}
@@ -198,12 +199,11 @@ def _read_sglang_args(values: Mapping[str, Any], args: Mapping[str, Any]) -> dic
 
 
 def _read_trtllm_args(values: Mapping[str, Any]) -> dict[str, Any]:
-    args = dict[str, Any]()
     # kv_cache_config replaces all cache options.
-    cache_config = values.get("kv_cache_config")
-    for engine_name, name in load_argument_names("trtllm").cache.items():
-        if isinstance(cache_config, Mapping) and engine_name in cache_config:
-            args[name] = cache_config[engine_name]
+    cache = values.get("kv_cache_config")
+    cache = cache if isinstance(cache, Mapping) else {}
+    names = load_argument_names("trtllm").cache
+    args: dict[str, Any] = {name: cache[own] for own, name in names.items() if own in cache}
     if "disable_overlap_scheduler" in values:
         args["async_scheduling"] = not values["disable_overlap_scheduler"]
     if "cuda_graph_config" in values:
@@ -222,9 +222,6 @@ def read_draft_settings(
         parts = {"eagle3": "eagle3", "eagle-": "eagle", "medusa": "medusa"}
         named = (method for part, method in parts.items() if part in str(draft).lower())
         method = config.get("method") or next(named, "draft_model" if draft else "ngram")
-    elif engine == "vllm" and (model := values.get("speculative_model")):  # before 0.8.5
-        draft, tokens = model, values.get("num_speculative_tokens", 1)
-        method, draft = ("ngram", None) if draft == "[ngram]" else ("draft_model", draft)
     elif engine == "sglang" and (method := values.get("speculative_algorithm")):
         tokens = values.get("speculative_num_draft_tokens", 4)
         tokens = max(tokens - 1, 1) if isinstance(tokens, int) else tokens

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from planner.core.errors import PlannerError
@@ -36,26 +36,6 @@ _FASTEST_GPU = "H100"
 """What the least startup is estimated for if the GPU is not known."""
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Where a server listens; None for what is known only where it runs."""
-
-    host: str | None
-    port: int | None
-    other_ports: frozenset[int]  # of options beside --port
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether nobody outside of the machine, or of the container, reaches it."""
-        return self.host is not None and bool(_LOOPBACK_PATTERN.fullmatch(self.host))
-
-    @property
-    def is_specific(self) -> bool:
-        """Whether it listens on one address, which is not the loopback's."""
-        is_address = bool(re.fullmatch(r"\d{1,3}(\.\d{1,3}){3}", self.host or ""))
-        return is_address and self.host != "0.0.0.0" and not self.is_loopback
-
-
 def find_place_facts(
     checked: CheckedCommand, gpu: str | None, commands: Sequence[CheckedCommand]
 ) -> dict[str, Any]:
@@ -79,39 +59,50 @@ def find_place_facts(
         "shm_mib": None if setup.shm_bytes is None else setup.shm_bytes / MIB,
         "listener": listener,
         "uses": [*_list_uses(setup, listener)] if listener else [],
-        "is_asked": any(listener and listener.port in use.ports and not use.host for use in setup.uses),
+        "is_asked": any(listener and listener["port"] in use["ports"] and not use["host"] for use in setup.uses),
         "neighbours": neighbours,
         "probe": _find_probe(checked, setup, gpu),
         "services": [*_list_services(checked, setup)],
     }  # fmt: skip
 
 
-def _find_listener(checked: CheckedCommand) -> Listener | None:
-    """Find where a command's server listens; None if it does not listen, or a wrapper does for it."""
+def _find_listener(checked: CheckedCommand) -> dict[str, Any] | None:
+    """Find where a command's server listens; None if it does not listen, or a wrapper does for it.
+
+    A loopback is reached by nobody outside of the container; a specific address is one beside that.
+    """
     command, values = checked.command, checked.argument_values
-    is_worker = values.get("headless") or values.get("uds") or values.get("node_rank")
-    if is_worker or command.role or command.unread:
+    if (
+        values.get("headless")
+        or values.get("uds")
+        or values.get("node_rank")
+        or command.role
+        or command.unread
+    ):
         return None
     known = checked.options.by_spelling
     host, port = (
-        values.get(name.lstrip("-"), known[name].default if name in known else None)
+        str(values.get(name.lstrip("-"), known[name].default if name in known else None) or "")
         for name in ("--host", "--port")
     )
-    return Listener(
-        None if is_unresolved(host) else str(host or ""),
-        int(str(port)) if str(port).isdecimal() else None,
-        frozenset(v for name, v in values.items() if "port" in name and isinstance(v, int)),
-    )
+    is_address = re.fullmatch(r"\d{1,3}(\.\d{1,3}){3}", host) and host != "0.0.0.0"
+    is_loopback = bool(_LOOPBACK_PATTERN.fullmatch(host))
+    return {
+        "host": host, "port": int(port) if port.isdecimal() else None,
+        "other_ports": {v for name, v in values.items() if "port" in name and isinstance(v, int)},
+        "is_loopback": is_loopback, "is_specific": bool(is_address) and not is_loopback,
+    }  # fmt: skip
 
 
-def _list_uses(setup: ContainerSetup, listener: Listener) -> Iterator[dict[str, Any]]:
+def _list_uses(setup: ContainerSetup, listener: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield who reaches the container, and whether the server's address and ports are theirs."""
-    reached = {listener.port, *listener.other_ports}
+    reached = {listener["port"], *listener["other_ports"]}
     for use in setup.uses:
+        ports = {*use["ports"]}
         yield {
-            **vars(use),
-            "asks_loopback": bool(_LOOPBACK_PATTERN.fullmatch(use.host)),
-            "misses": None not in reached and bool(use.ports) and not reached & {*use.ports},
+            **use,
+            "asks_loopback": bool(_LOOPBACK_PATTERN.fullmatch(use["host"])),
+            "misses": None not in reached and bool(ports) and not reached & ports,
         }
 
 

@@ -424,7 +424,12 @@ def _propose(
         return FixedCommand(checked.command, checked.command), checked
     again = _check_command(fixed.command, version)
     if {finding.name for finding in again.findings if finding.refused} <= refused:
-        return fixed, again
+        # no option of the command mends what is around it
+        around = (
+            one for one in checked.findings if one.refused and one.rule in load_rules("place")
+        )
+        kept = [one for one in around if not one.instead.startswith("--")]
+        return fixed, replace(again, findings=(*again.findings, *kept))
     return FixedCommand(checked.command, checked.command), checked
 
 
