@@ -240,34 +240,26 @@ def find_engine_version(engine: str, version: str | Version) -> Engine | None:
 
 def check_metric(name: str, engine: str, version: str | Version) -> LintFinding:
     """Return the verdict on a metric's name, with or without a histogram's or counter's suffix."""
-    known = load_recorded_names("metrics", engine)
+    known, changes = load_recorded_names("metrics", engine), load_engine_changes(engine).metrics
     nearest = get_cli_options(engine, version).version
-    if name.startswith(f"{engine}_"):
-        own = check_metric(name.replace("_", ":", 1), engine, version)
-        why = f"{engine} has a colon in the names of its metrics"
-        if own.verdict != "ok":
-            return replace(own, name=name, written=name)
-        return LintFinding("metric", name, name, "unknown", why, own.name)
-    bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
-    recorded_name = next(
-        (
-            spelling
-            for spelling in (name, bare, f"{bare}_total", re.sub(r"_total$", "", name))
-            if spelling in known or spelling in load_engine_changes(engine).metrics
-        ),
-        name,
+    spelled = name.replace("_", ":", 1) if name.startswith(f"{engine}_") else name
+    bare = re.sub(r"_(bucket|sum|count|created)$", "", spelled)
+    spellings = (spelled, bare, f"{bare}_total", re.sub(r"_total$", "", spelled))
+    recorded = next((one for one in spellings if one in known or one in changes), spelled)
+    found, version = (
+        LintFinding("metric", name, name, "ok"),
+        parse_engine_version(engine, str(version)),
     )
-    having = known.get(recorded_name, ())
-    found = LintFinding("metric", name, name, "ok")
     if not any(nearest in versions for versions in known.values()):
         return found
-    change = load_engine_changes(engine).metrics.get(recorded_name) or OptionChange()
-    why = f"not on /metrics of {engine} {nearest}"
-    unknown = replace(found, verdict="unknown", why=why, instead=find_closest(name, known, 0.8))
-    return (
-        judge_presence(found, having, engine, parse_engine_version(engine, str(version)), change)
-        or unknown
-    )
+    change = changes.get(recorded) or OptionChange()
+    judged = judge_presence(found, known.get(recorded, ()), engine, version, change)
+    if judged is None:
+        why = f"not on /metrics of {engine} {nearest}"
+        return replace(found, verdict="unknown", why=why, instead=find_closest(spelled, known, 0.8))
+    why = f"{engine} has a colon in the names of its metrics"
+    is_wrong = spelled != name and judged.verdict == "ok"
+    return replace(judged, verdict="unknown", why=why, instead=spelled) if is_wrong else judged
 
 
 def check_metrics(
@@ -277,10 +269,13 @@ def check_metrics(
 
     The version is that of the command of the metric's engine, if the text starts one.
     """
-    metrics, versions = [], {one.command.engine: one.version for one in reversed(commands)}
-    for name in names:
-        engine = re.split("[:_]", name)[0]
-        asked = version if engine in versions or not commands else None
-        known = asked or versions.get(engine) or load_flag_lists(engine).versions[-1]
-        metrics.append(check_metric(name, engine, known))
-    return metrics
+    started = {one.command.engine: one.version for one in reversed(commands)}
+    engines = ((name, re.split("[:_]", name)[0]) for name in names)
+    return [
+        check_metric(
+            name, engine,
+            (version if engine in started or not commands else None)
+            or started.get(engine) or load_flag_lists(engine).versions[-1],
+        )
+        for name, engine in engines
+    ]  # fmt: skip

@@ -29,6 +29,15 @@ _ENGINE_IMAGES = (
 """Engine, whether its image starts the server by itself, and the pattern of the image's name."""
 ENGINES = ("vllm", "sglang", "trtllm")
 _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl"}
+_LAUNCHERS = (
+    ("vllm", re.compile(r"(\S*/)?vllm serve(?!\S)"), 2, True),
+    ("vllm", re.compile(r"(\S*/)?vllm[./]entrypoints[./](openai[./])?api_server(\.py)?(?!\S)"), 1, False),
+    ("sglang", re.compile(r"sglang\.(launch_server|srt\.server)(?!\S)"), 1, False),
+    ("sglang", re.compile(r"(\S*/)?sglang serve(?!\S)"), 2, False),
+    ("trtllm", re.compile(r"(\S*/)?trtllm-serve serve(?!\S)"), 2, True),
+    ("trtllm", re.compile(r"(\S*/)?trtllm-serve(?!\S)"), 1, True),
+)  # fmt: skip
+"""Engine, how it is started, in so many words, and whether the model is then an argument without an option."""
 _SHELL_PROGRAMS = {"sh", "bash", "dash", "zsh"}
 SERVER_MENTION_PATTERN = re.compile(
     r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server"
@@ -212,18 +221,11 @@ def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
     Returns the engine, the index of the launcher's first argument, and whether the model is an
     argument without an option; None if there is no launcher.
     """
-    for at, word in enumerate(words):
-        name, after = PurePath(word).name, words[at + 1] if at + 1 < len(words) else ""
-        if name == "vllm" and after == "serve":
-            return "vllm", at + 2, True
-        if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
-            return "vllm", at + 1, False
-        if word in ("sglang.launch_server", "sglang.srt.server"):
-            return "sglang", at + 1, False
-        if name == "sglang" and after == "serve":
-            return "sglang", at + 2, False
-        if name == "trtllm-serve":
-            return "trtllm", at + 1 + (after == "serve"), True
+    for at in range(len(words)):
+        pair = " ".join(words[at : at + 2])
+        for engine, pattern, num_words, is_positional in _LAUNCHERS:
+            if pattern.match(pair):
+                return engine, at + num_words, is_positional
     return None
 
 

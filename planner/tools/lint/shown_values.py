@@ -31,8 +31,6 @@ from planner.models.registry import list_model_names
 from planner.tools.lint.findings import load_engine_changes
 from planner.tools.lint.forms import load_forms
 
-MIN_MISSPELLING_SIMILARITY = 0.85
-"""Similarity from which an unknown option is taken for a known one, whose values are shown."""
 _NUMBER = re.compile(
     r"[-+]?\d{1,15}(?:\.\d{1,9})?(?:e-?\d+)?[kKmMgGtT]?i?|true|false|auto|none", re.I
 )
@@ -68,14 +66,13 @@ def is_known_variable(engine: str, name: str) -> bool:
 
 @cache
 def _find_known_option(engine: str, written: str) -> CliOption | None:
-    """Find the option that one is, in any version, abbreviated or misspelled; None for another's."""
+    """Find the option that one is, in any version, or abbreviated; None for another's."""
     name = written.partition(".")[0] if written.startswith("-") else written
-    name = name.replace("_", "-") if name.startswith("--") else name
     newest = get_cli_options(engine, load_flag_lists(engine).versions[-1])
+    name = name.replace("_", "-") if newest.lists.underscores and name[:2] == "--" else name
     versions = list_versions_with_spelling(engine, name)
     options = get_cli_options(engine, versions[-1]) if versions else newest
-    close = find_closest(name, options.spellings, MIN_MISSPELLING_SIMILARITY)
-    found = options.find_spellings(name) or ([close] if close else [])
+    found = options.find_spellings(name)
     return options[found[0]] if found and not is_secret_name(found[0]) else None
 
 

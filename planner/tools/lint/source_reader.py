@@ -18,7 +18,6 @@ from planner.core.errors import PlannerError
 from planner.core.readers import parse_yaml, read_text
 from planner.core.units import MIB
 from planner.engines.cli_options import get_cli_options, load_flag_lists
-from planner.engines.engine_args import spell_option
 from planner.planning.planned_replica import PlanFile
 from planner.tools.lint.container_setup import list_items
 from planner.tools.lint.findings import LintFinding
@@ -86,7 +85,7 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
             f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}"
         )
     nearby = _NearbyFiles(text.replace("\r\n", "\n"), name, path.parent if path else Path())
-    source = _read_text(_write_worker_command(_write_plan_commands(nearby)), engine)
+    source = _read_text(_write_plan_commands(nearby), engine)
     if not (source.commands or source.metrics or source.unread):
         words = re.findall(r"[\w./-]+:[\w.-]+", nearby.text[:MAX_FILE_BYTES])
         if image := next(filter(parse_image_name, words), ""):
@@ -112,21 +111,19 @@ def _write_plan_commands(nearby: "_NearbyFiles") -> "_NearbyFiles":
     return replace(nearby, text="\n".join([head, *map(shlex.join, commands)]))
 
 
-def _write_worker_command(nearby: "_NearbyFiles") -> "_NearbyFiles":
-    """Return the environment of RunPod's worker-vllm as the command that it stands for; any other text as it is."""
-    settings = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", nearby.text, re.MULTILINE))
-    others = re.search(r"^(?![A-Z][A-Z0-9_]*=|#|$)", nearby.text, re.MULTILINE)
-    if "MODEL_NAME" not in settings or others:
-        return nearby
+def _read_worker_settings(text: str) -> dict[str, object]:
+    """Return the environment of RunPod's worker-vllm as what it stands for; nothing for any other text."""
+    settings = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", text, re.MULTILINE))
+    if "MODEL_NAME" not in settings or re.search(r"^(?![A-Z][A-Z0-9_]*=|#|$)", text, re.MULTILINE):
+        return {}
     options = get_cli_options("vllm", load_flag_lists("vllm").versions[-1])
-    extra = shlex.split(settings.get("VLLM_EXTRA_ARGS", ""))
-    words = ["vllm", "serve", settings["MODEL_NAME"], *extra]
-    for name, value in settings.items():
-        name = name.removeprefix("OPENAI_").removesuffix("_OVERRIDE").lower()
-        if option := options.find_argument(name):
-            words += spell_option(option, value == "true" if value in ("true", "false") else value)
-    head = re.sub(r"^[A-Z].*\n?", "", nearby.text, flags=re.MULTILINE)
-    return replace(nearby, text=head + shlex.join(words))
+    named = {
+        name.removeprefix("OPENAI_").removesuffix("_OVERRIDE").lower(): {"true": True, "false": False}.get(value, value)
+        for name, value in settings.items()
+    }  # fmt: skip
+    known = {name: value for name, value in named.items() if options.find_argument(name)}
+    words = split_words(settings.get("VLLM_EXTRA_ARGS", ""))
+    return {"model": settings["MODEL_NAME"], "engine": "vllm", "vllmConfig": known, "args": words}
 
 
 def _read_text(nearby: "_NearbyFiles", engine: str | None) -> ParsedSource:
@@ -289,6 +286,8 @@ def _find_commands_in_text(
     text = nearby.text
     if re.search(r"^\[[\w:. -]+\][ \t]*$", text, re.MULTILINE):
         yield from TreeReader([_read_sections(text)], engine, nearby.find).read()
+    elif settings := _read_worker_settings(text):
+        yield from TreeReader([settings], engine, nearby.find).read()
     elif re.search(
         r"^[ \t]*(- )?[\w./\"-]++[ \t]*:(\s|$)", text, re.MULTILINE
     ) or text.lstrip().startswith("{"):
