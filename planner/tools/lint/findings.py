@@ -73,6 +73,19 @@ def judge_findings(findings: Iterable[LintFinding]) -> ReportVerdict:
     return "mend" if verdicts - {"risky", "unread"} else "at_risk" if verdicts else "ok"
 
 
+def merge_findings(
+    findings: Iterable[LintFinding], more: Iterable[LintFinding]
+) -> tuple[LintFinding, ...]:
+    """Return the findings, with those of `more` in place of risks and notes on the same item."""
+    merged = {(finding.kind, finding.name): finding for finding in findings}
+    for finding in more:
+        previous = merged.get((finding.kind, finding.name))
+        is_gone = previous and (previous.verdict, finding.verdict) == ("renamed", "removed")
+        if previous is None or not previous.needs_fix or previous.verdict == "risky" or is_gone:
+            merged[finding.kind, finding.name] = finding
+    return tuple(merged.values())
+
+
 class OptionChange(StrictEntry):
     """The change of one name in `catalogs/flags/changes.yaml`, whose head explains every field."""
 

@@ -32,6 +32,7 @@ from planner.tools.lint.findings import (
     OptionChange,
     judge_presence,
     load_engine_changes,
+    merge_findings,
 )
 from planner.tools.lint.rules import apply_option_rules, apply_rules, load_rules
 from planner.tools.lint.server_commands import ServerCommand
@@ -69,21 +70,11 @@ def check_command(command: ServerCommand, engine_version: str | Version) -> Chec
     words = find_word_facts(command, as_meant, version)
     findings += apply_rules(load_rules("words"), words, version)
     findings += check_environment(command, version)
-    indices = {(finding.kind, finding.name): index for index, finding in enumerate(findings)}
-    for finding in (
+    found = (
         *check_values(as_meant, command, version),
         *apply_option_rules(command, as_meant, version),
-    ):
-        index = indices.get((finding.kind, finding.name))
-        if index is None:
-            findings.append(finding)
-        elif (
-            (findings[index].verdict == "ok" and not findings[index].why)
-            or (finding.needs_fix and not findings[index].needs_fix)
-            or (finding.verdict == "removed" and findings[index].verdict == "renamed")
-        ):
-            findings[index] = finding
-    return CheckedCommand(command, cli_options, version, as_meant, tuple(findings))
+    )
+    return CheckedCommand(command, cli_options, version, as_meant, merge_findings(findings, found))
 
 
 def check_flag(

@@ -55,6 +55,7 @@ from planner.tools.lint.findings import (
     LintVerdict,
     ReportVerdict,
     judge_findings,
+    merge_findings,
 )
 from planner.tools.lint.fixes import FixedCommand, fix_command
 from planner.tools.lint.option_checks import (
@@ -219,14 +220,14 @@ def lint(
     for command in source.commands:
         judged_as = version or command.version or str(load_flag_lists(command.engine).versions[-1])
         one = _check_command(command, judged_as)
-        found = _merge_findings((*one.findings, *command.findings), _list_unread_parts(one))
+        found = merge_findings((*one.findings, *command.findings), _list_unread_parts(one))
         checked.append(replace(one, findings=found))
     reports, drift = list[CommandReport](), list[LintFinding]()
     for one in checked:
         planned_gpu = gpu or one.command.planned_on or read_named_gpu(one)
         place = find_place_facts(one, planned_gpu, checked)
         around = apply_rules(load_rules("place") if place else {}, place, one.version)
-        one = replace(one, findings=_merge_findings(one.findings, around))
+        one = replace(one, findings=merge_findings(one.findings, around))
         reports.append(_plan_command(one, planned_gpu, workload))
         notes += _list_notes(reports[-1], version)
         drift += check_upgrade(one, to) if to else []
@@ -315,11 +316,12 @@ def _list_unread_parts(checked: CheckedCommand) -> Iterator[LintFinding]:
         if model and not is_unresolved(model):
             yield LintFinding("word", written, written, "ok", unknown)
     known = {*load_argument_names(command.engine).arguments, "model", "model_path"}
+    given: list[tuple[str, str, str, tuple[str, ...], bool]]
     given = [("word", show.show_word("", one), "", (one,), True) for one in parsed.positional]
     given += [
         # nothing is known of the values of other options, and a plan's file explains its own
         ("flag", one.option.name, show.show_option(one), one.words, not command.planned_on and (
-            one.option.kind != "text" or one.option.choices or one.option.argument in known))
+            one.option.kind != "text" or bool(one.option.choices) or one.option.argument in known))
         for one in parsed.options if one.option and not is_secret_name(one.written)
     ]  # fmt: skip
     for kind, name, written, words, is_checked in given:
@@ -339,7 +341,7 @@ def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
     engine = find_engine_version(command.engine, version)
     facts = find_consistency_facts(checked, engine)
     found = apply_rules(load_rules("consistency"), facts, checked.version)
-    return replace(checked, findings=_merge_findings(checked.findings, found))
+    return replace(checked, findings=merge_findings(checked.findings, found))
 
 
 def _plan_command(
@@ -387,7 +389,7 @@ def _plan_command(
     if any(one.name == "engine V0" for one in found):  # what V1 ignores may count there
         settled = (one for one in settled if one.verdict != "useless")
     unmodelled = find_unmodelled_options(checked, plan.deployment)
-    checked = replace(checked, findings=_merge_findings(settled, (*unmodelled, *found)))
+    checked = replace(checked, findings=merge_findings(settled, (*unmodelled, *found)))
     settings = {step.argument: step.value for step in plan.steps}
     fixed, again = _propose(checked, version, settings)
     if fixed.diff and _is_worse(again, plan, gpu, version):
@@ -440,18 +442,6 @@ def _is_worse(fixed: CheckedCommand, plan: CommandPlan, gpu: str, version: str) 
     except PlannerError:
         return True
     return MEMORY_STATUSES.index(memory.status) > MEMORY_STATUSES.index(plan.memory.status)
-
-
-def _merge_findings(
-    findings: Iterable[LintFinding], more: Iterable[LintFinding]
-) -> tuple[LintFinding, ...]:
-    """Return the findings, with those of `more` in place of risks and notes on the same item."""
-    merged = {(finding.kind, finding.name): finding for finding in findings}
-    for finding in more:
-        previous = merged.get((finding.kind, finding.name))
-        if previous is None or not previous.needs_fix or previous.verdict == "risky":
-            merged[finding.kind, finding.name] = finding
-    return tuple(merged.values())
 
 
 def _format_without_secrets(command: ServerCommand) -> str:

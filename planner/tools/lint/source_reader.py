@@ -32,7 +32,8 @@ from planner.tools.lint.server_commands import (
 from planner.tools.lint.shell_parser import split_here_documents, split_words
 from planner.tools.lint.tree_reader import (
     TreeReader,
-    format_config_as_words,
+    format_options,
+    is_scalar,
     load_yaml_documents,
     replace_expressions,
 )
@@ -265,8 +266,10 @@ def _apply_config_file(command: ServerCommand, nearby: _NearbyFiles) -> ServerCo
         settings = {str(name).replace("-", "_"): value for name, value in content.items()}
         return replace(command, config={**command.config, **settings}, note=note)
     first = command.argv[: command.subcommand and not command.argv[0].startswith("-")]
-    words = format_config_as_words(content)
-    return replace(command, argv=(*first, *words, *command.argv[len(first) :]), note=note)
+    named = ((f"--{name}", value) for name, value in content.items() if is_scalar(value))
+    return replace(
+        command, argv=(*first, *format_options(named, ()), *command.argv[len(first) :]), note=note
+    )
 
 
 def _find_file(what: str) -> Path | None:

@@ -297,8 +297,9 @@ class TreeReader:
         )
         engine = self.engine or place.engine or (image.engine if image else "")
         holders = {"": node} | {
-            key: one for key, one in node.items() if _is_option_mapping(key, one)
-        }
+            key: one for key, one in node.items()
+            if isinstance(one, Mapping) and _is_option_mapping(key, one)
+        }  # fmt: skip
         environment, findings = dict(place.environment), [*place.findings]
         is_whole = place.pod or place.is_compose or is_kserve or not place.kind
         listed, named, is_server = list[str](), list[tuple[str, object]](), False
@@ -337,7 +338,7 @@ class TreeReader:
         yield ServerCommand(
             place.path,
             engine,
-            tuple(_fill_in([*words, *_format_as_words(named, spellings)], environment, place)),
+            tuple(_fill_in([*words, *format_options(named, spellings)], environment, place)),
             environment,
             image.version if image and image.engine == engine else "",
             container=is_container or is_kserve or "requestGPU" in node,
@@ -488,7 +489,7 @@ def _read_named_options(
     spelled = {
         key: "--" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", key.replace("LoRA", "Lora")).lower().replace("_", "-")
         for key, value in holder.items()
-        if key not in theirs and _is_scalar(value) and not _COMMAND_KEY.search(key)
+        if key not in theirs and is_scalar(value) and not _COMMAND_KEY.search(key)
         and not str(value).startswith("hf://")
     }  # fmt: skip
     found = {
@@ -496,7 +497,7 @@ def _read_named_options(
     }
     served = load_argument_names(engine).arguments
     sizes = [key for key, name in found.items() if name in served or name.endswith("parallel_size")]
-    is_file = 1 < len(holder) <= len(found) / 0.6 and all(map(_is_scalar, holder.values()))
+    is_file = 1 < len(holder) <= len(found) / 0.6 and all(map(is_scalar, holder.values()))
     taken = sizes
     if sizes and (is_inner or is_file):
         taken = [key for key in spelled if key in found or re.search("[a-z][-_]", key)]
@@ -565,21 +566,13 @@ def _parse_environment(value: object) -> dict[str, str]:
     return environment
 
 
-def _is_scalar(value: object) -> bool:
+def is_scalar(value: object) -> bool:
     return not isinstance(value, Mapping | list) or (
-        isinstance(value, list) and all(map(_is_scalar, value))
+        isinstance(value, list) and all(map(is_scalar, value))
     )
 
 
-def format_config_as_words(config: YamlMapping) -> tuple[str, ...]:
-    """Return the scalars of a `--config` file as words of a command line."""
-    pairs = ((f"--{name}", value) for name, value in config.items() if _is_scalar(value))
-    return tuple(_format_as_words(pairs, ()))
-
-
-def _format_as_words(
-    pairs: Iterable[tuple[str, object]], spellings: Iterable[str]
-) -> Iterator[str]:
+def format_options(pairs: Iterable[tuple[str, object]], spellings: Iterable[str]) -> Iterator[str]:
     """Yield options and values as words of a command line; what is switched off by its negation."""
     for name, value in pairs:
         negation = f"--no-{name.removeprefix('--')}"
