@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from planner.core.redaction import MASK
 from planner.engines.cli_options import ParsedOption, get_cli_options, load_flag_lists
 from planner.engines.engine_args import spell_option
 from planner.tools.lint.findings import (
@@ -89,7 +90,10 @@ def _list_parts(command: ServerCommand) -> list[str]:
     listed = [[word] for word in parsed.positional] + [
         [one.written, *one.words] for one in parsed.options
     ]
-    variables = [f"{k}={command.shown.show_variable(k, v)}" for k, v in command.environment.items()]
+    variables = [
+        f"{name if name.isupper() else MASK}={command.shown.show_variable(name, value)}"
+        for name, value in command.environment.items()
+    ]
     shown = (map(quote_word, command.shown.list_words(words)) for words in listed)
     return [*map(" ".join, shown), *variables]
 
