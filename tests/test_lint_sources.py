@@ -419,6 +419,10 @@ def test_servers_in_the_background_of_a_script_share_their_gpus() -> None:
     )
     assert not to_fix(lint(apart))
     assert to_fix(lint(apart.replace("=1", "=0")))
+    away = "ssh a 'vllm serve Qwen/Qwen3-8B' &\nssh b 'vllm serve Qwen/Qwen3-8B' &\n"
+    assert not to_fix(lint(away))
+    parts = "vllm serve Qwen/Qwen3-8B -dp 2 --data-parallel-size-local 1{}\n"
+    assert not to_fix(lint(parts.format(" &") + parts.format(" --headless")))
 
 
 def test_lines_of_a_text_that_no_shell_reads_are_one_command() -> None:

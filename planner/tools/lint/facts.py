@@ -125,6 +125,8 @@ def _find_neighbours(
 def _list_used_gpus(checked: CheckedCommand) -> set[str]:
     """List the host's GPUs that a server takes beside others of its file; empty if not known."""
     setup, environment = checked.command.setup, checked.command.environment
+    if any(map(checked.argument_values.get, ("nnodes", "data_parallel_size_local", "headless"))):
+        return set()  # its parts are on machines of their own
     listed = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"} & environment.keys()
     if setup and (setup.visible_gpus or not checked.command.beside):
         return set() if listed else {*setup.visible_gpus}

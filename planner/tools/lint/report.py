@@ -384,7 +384,15 @@ def _plan_command(
         for one in checked.findings
     )
     write = partial(describe_item, checked.command, checked.as_meant)
-    facts = _find_plan_facts(checked, plan)
+    argument = load_argument_names(checked.command.engine).engine_names["max_model_len"]
+    facts = {
+        "argument": argument, "option": f"--{argument.replace('_', '-')}",
+        "capability": plan.deployment.gpu.compute_capability or 0,
+        "engine": checked.command.engine, "capped": plan.capped_length,
+        "is_fitted": checked.argument_values.get(argument) in FITTED_LENGTHS,
+        "share": plan.deployment.args.gpu_memory_utilization,
+        "safe_share": find_safe_memory_utilization(plan.deployment),
+    }  # fmt: skip
     found = [*apply_rules(load_rules("plan"), facts, checked.version, write)]
     if any(one.name == "engine V0" for one in found):  # what V1 ignores may count there
         settled = (one for one in settled if one.verdict != "useless")
@@ -398,19 +406,6 @@ def _plan_command(
             replace(plan, steps=(), improved=None),
         )
     return CommandReport(checked, fixed, plan, "")
-
-
-def _find_plan_facts(checked: CheckedCommand, plan: CommandPlan) -> dict[str, Any]:
-    """Find what a plan says of the arguments: `catalogs/flags/plan.yaml` has the rules over it."""
-    argument = load_argument_names(checked.command.engine).engine_names["max_model_len"]
-    return {
-        "argument": argument, "option": f"--{argument.replace('_', '-')}",
-        "capability": plan.deployment.gpu.compute_capability or 0,
-        "engine": checked.command.engine, "capped": plan.capped_length,
-        "is_fitted": checked.argument_values.get(argument) in FITTED_LENGTHS,
-        "share": plan.deployment.args.gpu_memory_utilization,
-        "safe_share": find_safe_memory_utilization(plan.deployment),
-    }  # fmt: skip
 
 
 def _propose(

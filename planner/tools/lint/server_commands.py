@@ -119,8 +119,11 @@ def find_commands(
             statement, place, engine if len(shell_statements) == 1 else None
         ):
             known = (*findings, *command.findings)
-            beside |= statement.is_background
-            yield replace(command, findings=known, filled=statement.variables, beside=beside)
+            # ssh, srun and docker start it elsewhere, or on what they give it
+            is_here = re.fullmatch(r"(\S*/)?(vllm|python[\d.]*)", statement.words[0])
+            beside |= bool(is_here) and statement.is_background
+            is_beside = bool(is_here) and beside
+            yield replace(command, findings=known, filled=statement.variables, beside=is_beside)
 
 
 def _rejoin_options(

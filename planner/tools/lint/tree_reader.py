@@ -210,7 +210,8 @@ class TreeReader:
         yield from (_name_model(one, place.model) for one in found)
         is_ours = re.search("|".join(ENGINES), f"{place.engine} {place.image} {[*node]}")
         for key, value in node.items():
-            if key == "entrypoint" or (found and (key == "image" or _is_holder(key, value))):
+            is_options = _COMMAND_KEY.search(key) or _is_option_mapping(key, value)
+            if key == "entrypoint" or (found and (key == "image" or is_options)):
                 continue
             inner = [*self._walk(value, place.enter(key, node))]
             yield from inner
@@ -526,11 +527,6 @@ def _is_option_mapping(key: str, value: object) -> bool:
     """Return whether a value is a mapping of options, by its key."""
     is_options = isinstance(value, Mapping) and not _SERVER_KEYS & value.keys()
     return bool(is_options and _HOLDER_KEY.search(key))
-
-
-def _is_holder(key: str, value: object) -> bool:
-    """Return whether the words or the options of a server may stand under a key."""
-    return bool(_COMMAND_KEY.search(key)) or _is_option_mapping(key, value)
 
 
 def _format_scalar(value: object) -> str:
