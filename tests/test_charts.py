@@ -1,6 +1,5 @@
 """What tables and charts show of a plan are the plan's own figures."""
 
-
 import pandas as pd
 import pytest
 from shipped import drawn_rows, plan_of

@@ -169,5 +169,3 @@ def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
 def _count_token_bytes(memory: MemoryPlan, mixer: SequenceMixer) -> float:
     """Return the bytes that a layer keeps of every token of the context."""
     return sum(each.token_bytes for each in _list_caches(memory, mixer) if each.kind == "full")
-
-
