@@ -305,8 +305,8 @@ def test_versions_compare_by_their_numbers_and_print_as_written() -> None:
 
 
 def test_a_catalog_entry_with_a_wrong_version_or_fact_is_named() -> None:
-    change = {"gone_from": "soon"}
-    with pytest.raises(PlannerError, match=r"changes\.yaml, field gone_from: .* is not a version"):
+    change = {"old_from": "soon"}
+    with pytest.raises(PlannerError, match=r"changes\.yaml, field old_from: .* is not a version"):
         validate_entry(OptionChange, change, "changes.yaml")
     facts = get_engine("vllm").facts.model_dump(mode="json") | {"upto": "0.33.0", "port": "here"}
     with pytest.raises(PlannerError, match=r"engines\.yaml, entry vllm, field port: "):
