@@ -1,4 +1,4 @@
-"""Read measured runs from files: JSON of load generators, and tables of serving points."""
+"""Read measured runs from files: JSON and printed tables of load generators, and tables of serving points."""
 
 import io
 import math
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 from planner.calibration.benchmark_forms import (
     MAX_NUMBER,
     STATISTICS,
-    convert_to_vllm_runs,
+    convert_to_vllm_run,
     read_printed_tables,
 )
 from planner.calibration.user_fit import BenchmarkPoint
@@ -168,7 +168,7 @@ def read_benchmark_results(
     *,
     to_fit: bool = True,
 ) -> BenchmarkResults:
-    """Read all runs in `paths`: JSON of `vllm bench serve` or another load generator, or CSV.
+    """Read all runs in `paths`: JSON of `vllm bench serve` or SGLang's bench_serving, or CSV.
 
     A CSV has the columns of the batch interface. JSON does not say what ran: that
     is `deployment`. Rows of a CSV do; if `deployment` is given, those of another GPU or engine are
@@ -201,7 +201,7 @@ def _read_bench_file(
 ) -> tuple[list[BenchmarkPoint], list[str]]:
     """Read the runs of `deployment` in a result file: one, a list, or one per line."""
     objects = islice(_iterate_json_objects(path), MAX_RUNS_PER_FILE + 1)
-    runs = [(data, run) for data in objects for run in convert_to_vllm_runs(data, path.name)]
+    runs = [(data, convert_to_vllm_run(data, path.name)) for data in objects]
     points, notes = [], []
     if len(runs) > MAX_RUNS_PER_FILE:
         raise PlannerError(

@@ -108,15 +108,11 @@ class EvaluationStore:
             self._keep(deployment, z, self._simulate_uses(deployment, z))
         return max(known[key].values(), default=0.0)
 
-    def get_tightest_limit(self, deployment: Deployment, z: float) -> str:
-        """Get the name of the limit of which `deployment` uses most at `z`; empty without any."""
+    def get_tightest_target(self, deployment: Deployment, z: float) -> SloTarget | None:
+        """Get the target of which `deployment` uses most at `z`; None if the load or memory is tighter."""
         self.get_margin(deployment, z)
         uses = self._uses[deployment][round(z, 3)]
-        return max(uses, key=lambda name: uses[name], default="")
-
-    def get_tightest_target(self, deployment: Deployment, z: float) -> SloTarget | None:
-        """Get the target that is the tightest limit; None if that is the load or memory."""
-        name = self.get_tightest_limit(deployment, z)
+        name = max(uses, key=lambda name: uses[name], default="")
         return next((t for t in self.scenario.slo_targets if t.name == name), None)
 
     def _keep(self, deployment: Deployment, z: float, uses: dict[str, float]) -> None:

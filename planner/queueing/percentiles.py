@@ -95,14 +95,8 @@ def derive_performance(
     shape = np.sqrt(
         np.maximum(carrying * (1 + (chunk_s * uneven + s.level**2 / extra) / extra) - 1, 0.0)
     )
-    gap = (
-        extra
-        / carrying
-        * np.maximum(np.log(carrying / (1 - np.array(LATENCY_QUANTILES))), 0.0) ** shape
-    )
     whole = s.ttft + later * s.tpot
     first, decoding = step.sigma_ttft, step.sigma_tpot
-    mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
     strays = (
         s.ttft_varies
         + s.tpot**2 * compute_slice_variance(t.outputs)
@@ -123,14 +117,25 @@ def derive_performance(
     latencies = {
         "ttft": points(s.ttft, s.ttfts),
         "tpot": gaps_exist * points(s.tpot / tokens_per_gap, tpots / tokens_per_gap),
-        "itl": gaps_exist * points(s.tpot, s.per_token + gap),
+        "itl": gaps_exist
+        * points(
+            s.tpot,
+            s.per_token
+            + extra
+            / carrying
+            * np.maximum(np.log(carrying / (1 - np.array(LATENCY_QUANTILES))), 0.0) ** shape,
+        ),
         "e2e": points(whole, compute_gamma_quantiles(whole, strays)),
     }
-    errors = {"prompt": first, "step": decoding, "mixed": mixed}
-    sigmas = np.concatenate([errors[m.error] for m in LATENCY_METRICS.values()], axis=1)
+    errors = {
+        "prompt": first,
+        "step": decoding,
+        "mixed": np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole,
+    }
     return PerformanceBatch(
         latencies=np.stack([latencies[name] for name in LATENCY_METRICS], axis=1),
-        sigmas=sigmas * STATISTIC_SIGMA_FACTORS,
+        sigmas=np.concatenate([errors[m.error] for m in LATENCY_METRICS.values()], axis=1)
+        * STATISTIC_SIGMA_FACTORS,
         request_tps=np.ravel(s.rate * s.engines),
         capacity=np.ravel(s.peak * s.engines),
         capacity_sigma=np.ravel(step.sigma_capacity),

@@ -166,7 +166,7 @@ add_calibrate = make_command(
             type=Path,
             metavar="RESULTS",
             help="benchmark results: JSON of `vllm bench serve --save-result --save-detailed`, SGLang's "
-            "bench_serving, GuideLLM, AIPerf, genai-perf or inference-perf, or a CSV as for `headroom "
+            "bench_serving, the table that they print, or a CSV as for `headroom "
             "predict` with measured_ttft_ms and measured_tpot_ms",
         ),
         declare(

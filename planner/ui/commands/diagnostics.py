@@ -215,8 +215,8 @@ add_verify = make_command(
             type=Path,
             default=[],
             metavar="FILE",
-            help="results of bench.sh (vllm bench serve), SGLang's bench_serving, GuideLLM, AIPerf, "
-            "genai-perf or inference-perf, or the table that vLLM and SGLang print",
+            help="results of bench.sh (vllm bench serve), SGLang's bench_serving, or the "
+            "table that they print",
         ),
         declare(
             "--metrics",
