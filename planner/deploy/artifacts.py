@@ -144,7 +144,7 @@ def _build_values(
             LATENCY_METRICS[t.metric].benchmark: t.seconds
             for t in sorted(targets, key=lambda target: target.seconds)
             if LATENCY_METRICS[t.metric].per_request
-        }, "metrics": LATENCY_METRICS, "judged": list_benchmark_targets(targets),
+        }, "latency_metrics": LATENCY_METRICS, "judged": list_benchmark_targets(targets),
         "start_up": last.start_up, "unit": f"headroom{place}@.service",
         **alerts.build_monitoring_values(prediction, targets, endpoints),
         **(manifests.build_scaler_values(prediction, scaling) if scales else {"scaled": None}),

@@ -133,7 +133,7 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
         if "kv_usage" in path and ends[-1] > 1:
             yield f"{path} is {ends[-1]}, above 1"
     for metric in METRICS:
-        mids = [getattr(performance, metric)[at].mid for at in POINTS[1:]]
+        mids = [performance.latencies[metric][at].mid for at in POINTS[1:]]
         if any(low > high * 1.0001 for low, high in pairwise(mids)):
             yield f"percentiles of {metric} fall: {[round(mid * 1e3, 3) for mid in mids]} ms"
     rented = candidate.deployment.num_gpus_billed
@@ -206,7 +206,7 @@ def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) 
     read = (sum(m.bytes for m in need.matmuls) + routed) / gpu.memory_bandwidth
     drafted = 1 + deployment.num_draft_tokens
     for metric, share in (("tpot", drafted), ("itl", 1), ("ttft", 1)):
-        seconds = getattr(performance, metric)["p50"].mid
+        seconds = performance.latencies[metric]["p50"].mid
         if asked.workload.output.p50 > drafted and seconds < 0.95 * read / share:
             yield (
                 f"p50 {metric} is {seconds * 1e3:.3f} ms, but reading the weights takes"
@@ -225,7 +225,7 @@ def stated(candidate: Candidate) -> dict[str, float]:
         "kv_available_gib": candidate.prediction.memory.kv_available.mid / GIB
     }
     for metric, at in product(METRICS, POINTS):
-        value = getattr(performance, metric)[at] * 1e3
+        value = performance.latencies[metric][at] * 1e3
         found |= {
             f"{metric}_ms_{at}{end}": getattr(value, end[1:] or "mid") for end in ("", "_lo", "_hi")
         }

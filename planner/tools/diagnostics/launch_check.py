@@ -117,9 +117,8 @@ class LaunchCheck:
         """Yield latencies and throughput; targets if it has about the planned rate."""
         rate, planned_rate = point.workload.rate or math.inf, self.planned.rate or math.nan
         is_planned_load = abs(rate / planned_rate - 1) < TARGET_RATE_TOLERANCE
-        targets = self.planned.targets
         limits: dict[tuple[str, str], float] = {
-            (t.percentile, t.metric): t.seconds for t in targets
+            (t.percentile, t.metric): t.seconds for t in self.planned.targets
         }
         for statistic, metric in dict.fromkeys([("mean", "ttft"), ("mean", "tpot"), *limits]):
             name = f"{statistic} {metric}"
