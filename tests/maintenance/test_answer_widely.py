@@ -6,8 +6,8 @@ import pytest
 from test_answer import QUESTIONS
 
 from planner.answers import build_answer
+from planner.answers.words import format_bills
 from planner.core.number_format import format_usd
-from planner.ui.plan_text import format_answer
 
 
 def test_where_the_day_decides_every_option_has_a_bill_by_the_hour() -> None:
@@ -21,8 +21,5 @@ def test_where_the_day_decides_every_option_has_a_bill_by_the_hour() -> None:
     always_on, by_hour = told.named_options["safe"].bills
     assert by_hour.basis == "scaled by the hour"
     assert by_hour.usd == pytest.approx(0.75 * 730.5 * safe.prediction.usd_per_hour)
-    text = " ".join(format_answer(told).split())
-    assert (
-        f"{format_usd(always_on.usd)}/month always on, {format_usd(by_hour.usd)} by the hour"
-        in text
-    )
+    said = f"{format_usd(always_on.usd)}/month always on, {format_usd(by_hour.usd)} by the hour"
+    assert format_bills(told.named_options["safe"]) == said
