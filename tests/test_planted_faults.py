@@ -587,11 +587,10 @@ def test_a_pool_of_exactly_the_blocks_that_are_held_is_even_odds() -> None:
     memory = get_memory_plan(deploy(max_model_len=4096))
     lengths = (LengthDistribution.from_constant(tokens) for tokens in (1001, 2))
     load = Workload(*lengths, rate=1.0)
-    odds = [
-        estimate_preemption_risk(replace(memory, pool=replace(memory.pool, num_blocks=n)), load, 5)
-        for n in (314, 316, 318)
-    ]
-    assert odds == pytest.approx([1.0, 0.5, 0.0])
+    pools = [replace(memory, pool=replace(memory.pool, num_blocks=n)) for n in (314, 315, 316, 318)]
+    odds = [estimate_preemption_risk(pool, load, 5) for pool in pools]
+    assert odds == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert [find_safe_max_num_seqs(pool, load) for pool in pools] == [4, 4, 5, 5]
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
@@ -615,3 +614,13 @@ def test_requests_of_a_benchmark_fit_and_keep_their_lengths() -> None:
         assert max(prompt + output for prompt, output in sent) <= most
         means.append(np.mean([output for _, output in sent]))
     assert means[0] < 0.99 * means[1] and means[1] == pytest.approx(load.output.mean, rel=0.02)
+
+
+def test_blocks_are_demanded_for_recurrent_states_and_windows_were_stored_in_full() -> None:
+    """vLLM 0.20 wants a block for each sequence's states; before 0.10 Gemma 3 had one pool for 34 layers."""
+    hybrid = deploy_on(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "H200", tp=4, max_num_seqs=200, engine_version="0.20.2"
+    )
+    assert [get_memory_plan(d).num_state_blocks for d in (hybrid, deploy())] == [200, 0]
+    old = deploy_on("google/gemma-3-4b-it", "L40S", engine_version="0.8.5")
+    assert [(g.kind, g.layers) for g in get_memory_plan(old).pool.layout.groups] == [("full", 34)]

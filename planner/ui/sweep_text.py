@@ -14,7 +14,6 @@ from planner.ui.terminal import TerminalStyle
 
 VERDICT_WORDS = {"holds": "meets targets", "at_risk": "at risk", "nothing_meets": "misses"}
 """How the table's verdicts are written where there is room."""
-DEFAULT_METRICS = ("ttft_ms_p95", "tpot_ms_p95")
 BAR_COLUMNS = 16
 ESTIMATE_NOTE = (
     "Estimates are in closed form: `replay: true` and `headroom plan` simulate, and may choose"
@@ -26,7 +25,7 @@ MAX_ASSUMED = 4
 
 def format_sweep(
     points: Sequence[Mapping[str, Any]],
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str],
     style: TerminalStyle | None = None,
     max_rows: int = 60,
 ) -> str:
