@@ -26,6 +26,7 @@ _HARMLESS_NAME = re.compile(
 )
 _PLAIN_NAME = re.compile(
     r"[a-z]{1,20}(?:[_.-][a-z]{1,20}){0,5}|[\w.-]{1,60}/[\w.-]{1,80}|[\d.]{1,12}"
+    r"|[A-Z]{1,3}-?\d{1,4}[A-Z]{0,2}"
 )
 _SECRET_OPTIONS = ("--api-key", "--hf-token", "--admin-api-key")
 _MIN_ABBREVIATION = len("--api-")
@@ -88,14 +89,16 @@ def redact_text(text: str) -> str:
 
 
 def quote_value(value: object) -> str:
-    """Return a value as an error quotes it: numbers, with a unit too, and no other text.
+    """Return a value as an error quotes it: numbers, with a unit too, names like a GPU's, and no other text.
 
-    >>> quote_value("20%"), quote_value("hunter2"), quote_value([1])
-    ("'20%'", 'other text', 'a list')
+    >>> quote_value("20%"), quote_value("hunter2"), quote_value("L40S"), quote_value([1])
+    ("'20%'", 'other text', "'L40S'", 'a list')
     """
     if isinstance(value, str):
         is_number = re.fullmatch(
-            r"[-+]?[\d.,:/]*\s*(?:[A-Za-z]{1,3}|%)?|true|false|null|none", value, re.I
+            r"[-+]?[\d.,:/]*\s*(?:[a-z]{1,3}|%)?|(?-i:[A-Z]{1,3}-?\d{1,4}[A-Z]{0,2})|true|false|null|none",
+            value,
+            re.I,
         )
         return repr(value) if is_number and len(value) < 24 else "other text"
     return f"a {type(value).__name__}" if isinstance(value, Mapping | list | tuple) else repr(value)
