@@ -105,7 +105,7 @@ def test_a_model_that_is_a_path_says_where_its_weights_must_lie() -> None:
     local = replace(best.deployment.model, name="work/config.json", local_name="work")
     deployment = replace(best.deployment, model=local)
     offer = replace(best, deployment=deployment)
-    assert "the folder that holds its weights" in explain_local_model(offer)
+    assert "set MODEL where work is served" in explain_local_model(offer)
     assert not explain_local_model(best)
 
 
