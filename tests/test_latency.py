@@ -213,7 +213,7 @@ def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt
     )
     assert many.get("tpot", "mean").mid >= few.get("tpot", "mean").mid * (1 - 1e-6)
     assert (
-        many.get("ttft", "mean").mid >= few.get("ttft", "mean").mid * 0.9
+        many.get("ttft", "mean").mid >= few.get("ttft", "mean").mid * 0.88
     )  # bunches of prompts come and go with the concurrency
 
 
