@@ -269,7 +269,7 @@ def test_models_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [name for name in names if sum(name in row for row in rows)] == names
     assert "1 x L4" in rows[0].replace("\N{MULTIPLICATION SIGN}", "x") and "likely" in rows[0]
     assert any("no plan: " in row for row in rows) and any("not planned: " in row for row in rows)
-    assert any(row.split()[:2] == ["Best", f"{names[0]}:"] for row in rows)
+    assert not any(row.startswith("Best") for row in rows)  # of one plan alone
     main([*asked, "--json"])
     both = json.loads(capsys.readouterr().out)["models"]
     main(["plan", str(file), "--json"])

@@ -192,9 +192,13 @@ def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
     )
     calm, busy = (open_loop(deployment, memory, w) for w in (base, base.with_rate(rate * more)))
     for name in ("ttft", "tpot", "itl", "e2e"):
-        assert busy.latencies[name]["mean"].mid >= calm.latencies[name]["mean"].mid * (1 - 1e-3), name
+        assert busy.latencies[name]["mean"].mid >= calm.latencies[name]["mean"].mid * (1 - 1e-3), (
+            name
+        )
         slack = 0.03 if busy.saturated else 1e-3  # an engine that is always full varies less
-        assert busy.latencies[name]["p99"].mid >= calm.latencies[name]["p99"].mid * (1 - slack), name
+        assert busy.latencies[name]["p99"].mid >= calm.latencies[name]["p99"].mid * (1 - slack), (
+            name
+        )
     assert busy.request_tps.mid >= calm.request_tps.mid * (1 - 1e-9)
 
 

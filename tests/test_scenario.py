@@ -326,7 +326,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ({"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "p95": 8}}}, "prompt_tokens: no lognormal"),
         ({"workload": {"trace": "no-such.csv"}}, f"no trace no-such.csv in {Path.cwd()}"),
         ({"service_level": {}}, "service_level: state at least one limit"),
-        ({"service_level": {"latency": {"p95": 3}}}, r"service_level\.latency.*'ttft', 'itl', 'tpot' or 'e2e'"),
+        ({"service_level": {"latency": {"p95": 3}}}, r"service_level\.latency.*'ttft', 'tpot', 'itl' or 'e2e'"),
         ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
         ({"engine_args": {"max_num_seq": 4}}, r"unknown engine argument of vllm \S+ 'max_num_seq'"),
         ({"engine_args": {"max_num_seqs": 64000}}, "max_num_batched_tokens .* must be greater than"),

@@ -221,7 +221,10 @@ def deploy_on(
 @lru_cache(maxsize=4096)
 def get_default_memory_utilization(deployment: Deployment) -> float:
     """Get the share of a GPU's memory that the engine takes by itself."""
+    args = {
+        name: getattr(deployment.args, name) for name in ("max_num_batched_tokens", "max_model_len")
+    }
     return resolve_engine_args(
-        {"max_num_batched_tokens": deployment.args.max_num_batched_tokens}, deployment.engine,
-        deployment.gpu, deployment.model, deployment.layout, deployment.speculation,
+        args, deployment.engine, deployment.gpu, deployment.model, deployment.layout,
+        deployment.speculation,
     ).gpu_memory_utilization  # fmt: skip

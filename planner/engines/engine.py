@@ -110,6 +110,7 @@ class EngineFacts(StrictEntry):
     window_pages: bool = True
     state_checkpoints: bool = False
     lean_copies: bool = True
+    casts_bfloat16: bool = True
     padded_experts: bool = False
     scheduler_0_33: bool = True
     tensor_parallel_only: bool = False

@@ -169,14 +169,13 @@ def resolve_engine_args(
         seqs = user_args.get("max_num_seqs") or tier.max_num_seqs
         tokens = min(tokens if chunked else max(tokens, length), seqs * length)
     tokens = user_args.get("max_num_batched_tokens", tokens)
+    is_cast = model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops and facts.casts_bfloat16
     defaults = {
         "gpu_memory_utilization": facts.gpu_memory_utilization,
         "max_model_len": length,
         "max_num_seqs": most_seqs if facts.shares_limits else min(most_seqs, tokens),
         "max_num_batched_tokens": tokens,
-        "dtype": (
-            "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops else model.dtype
-        ),
+        "dtype": "float16" if is_cast else model.dtype,
         "enable_prefix_caching": (
             facts.prefix_caching_hybrid if shape.is_hybrid else facts.prefix_caching
         ),
