@@ -156,10 +156,8 @@ def test_public_points_lie_near_the_prediction(
         **how,
     )
     found = closed_loop(deployment, memory, inferencex(isl, osl, concurrency))
-    for predicted, measured in (
-        (found.get("ttft", "mean"), ttft_ms),
-        (found.get("tpot", "mean"), tpot_ms),
-    ):
+    for metric, measured in (("ttft", ttft_ms), ("tpot", tpot_ms)):
+        predicted = found.get(metric, "mean")
         if measured is not None:
             reach = 2 * math.log(predicted.hi / predicted.mid)
             assert abs(math.log(measured / 1e3 / predicted.mid)) < reach
@@ -192,13 +190,10 @@ def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
     )
     calm, busy = (open_loop(deployment, memory, w) for w in (base, base.with_rate(rate * more)))
     for name in ("ttft", "tpot", "itl", "e2e"):
-        assert busy.latencies[name]["mean"].mid >= calm.latencies[name]["mean"].mid * (1 - 1e-3), (
-            name
-        )
+        before, after = calm.latencies[name], busy.latencies[name]
+        assert after["mean"].mid >= before["mean"].mid * (1 - 1e-3), name
         slack = 0.03 if busy.saturated else 1e-3  # an engine that is always full varies less
-        assert busy.latencies[name]["p99"].mid >= calm.latencies[name]["p99"].mid * (1 - slack), (
-            name
-        )
+        assert after["p99"].mid >= before["p99"].mid * (1 - slack), name
     assert busy.request_tps.mid >= calm.request_tps.mid * (1 - 1e-9)
 
 
@@ -216,9 +211,8 @@ def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt
         for w in (base, replace(base, concurrency=concurrency + more))
     )
     assert many.get("tpot", "mean").mid >= few.get("tpot", "mean").mid * (1 - 1e-6)
-    assert (
-        many.get("ttft", "mean").mid >= few.get("ttft", "mean").mid * 0.88
-    )  # bunches of prompts come and go with the concurrency
+    # bunches of prompts come and go with the concurrency
+    assert many.get("ttft", "mean").mid >= few.get("ttft", "mean").mid * 0.88
 
 
 @settings(deadline=None, max_examples=60)
