@@ -295,6 +295,7 @@ def test_plan_json_is_the_answer(answer: Answer) -> None:
     assert found["capacity_rps"] == (best.capacity_rps and best.capacity_rps.as_json_list)
     for limit, entry in zip(best.limit_rows, found["limits"], strict=True):
         assert (entry["name"], entry["status"]) == (limit.name, limit.status)
+        assert 0 <= entry["probability"] <= 1
         assert entry["expected"] == (limit.value if math.isfinite(limit.value) else None)
         if limit.target and math.isfinite(limit.value):
             predicted = found["predicted"][f"{limit.target.metric}_ms"][limit.target.percentile]

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.engine import get_engine, list_engines
 from planner.engines.layout import SpeculationConfig
 from planner.memory.kv_cache import KvCacheLayout, build_kv_layout, count_caches
+from planner.models.mixers import get_kv_element_bytes
 from planner.models.registry import Model, load_model
 
 
@@ -250,3 +252,8 @@ def test_a_draft_with_a_plain_cache_has_no_place_among_compressed_ones() -> None
     assert layout("deepseek-ai/DeepSeek-V4-Flash", speculation=drafts[0], **v4).groups
     with pytest.raises(PlannerError, match="draft with mtp"):
         layout("deepseek-ai/DeepSeek-V4-Flash", speculation=drafts[1], **v4)
+
+
+def test_every_quantized_cache_is_narrower_than_sixteen_bit() -> None:
+    names = {n for each in list_engines() for n in get_engine(each).facts.kv_cache_dtypes}
+    assert {n for n in names if get_kv_element_bytes(n) >= 2} <= {"auto", "float16", "bfloat16"}

@@ -66,7 +66,7 @@ from planner.planning.evaluation import (
 )
 from planner.planning.growth import EvenOdds, GrowthLimit, find_even_odds, find_growth_limit
 from planner.planning.memory_odds import SURE_MEMORY_PROBABILITY
-from planner.planning.plan import Plan
+from planner.planning.plan import GAMBLE_PROBABILITY, Plan
 from planner.planning.scenario import Scenario
 from planner.planning.search import GpuChoice, choose_on_each_gpu
 from planner.planning.slo import LimitStatus, SloTarget
@@ -231,7 +231,9 @@ class Offer(Candidate):
         """Whether it may be taken: surely enough, at a risk, or not."""
         if self.is_confident:
             return "met"
-        return "at risk" if self.is_feasible and self.probability >= 0.5 else "missed"
+        return (
+            "at risk" if self.is_feasible and self.probability >= GAMBLE_PROBABILITY else "missed"
+        )
 
     @cached_property
     def capacity_rps(self) -> Interval | None:

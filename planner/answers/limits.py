@@ -36,6 +36,7 @@ class Limit:
     use: Interval  # the expected share, up to that at the asked probability, and as far below
     pessimistic_use: float
     status: LimitStatus
+    probability: float
     target: SloTarget | None = None
     load: Interval | None = None  # share of the usable capacity, with its 80% interval
 
@@ -56,7 +57,7 @@ def list_limits(scenario: Scenario, candidate: Candidate) -> Iterator[Limit]:
         use = _end_at_pessimistic(value / target.seconds, odds, z)
         yield Limit(
             "latency", target.name, "s", value.mid, target.seconds, odds.pessimistic_use * target.seconds,
-            use, odds.pessimistic_use, odds.status, target,
+            use, odds.pessimistic_use, odds.status, odds.probability, target,
         )  # fmt: skip
     if load := _build_load_limit(scenario, candidate, z):
         yield load
@@ -64,7 +65,9 @@ def list_limits(scenario: Scenario, candidate: Candidate) -> Iterator[Limit]:
     if refused > allowed:
         share = refused / max(allowed, 1e-6)
         use = Interval.from_value(share)
-        yield Limit("rejected", "rejected", "", refused, allowed, refused, use, share, "missed")
+        yield Limit(
+            "rejected", "rejected", "", refused, allowed, refused, use, share, "missed", 0.0
+        )
 
 
 def _end_at_pessimistic(use: Interval, odds: LimitOdds, z: float) -> Interval:
@@ -83,7 +86,16 @@ def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Lim
         users = load.concurrency or 0
         slots, use = round(users / odds.use), Interval.from_value(odds.use)
         return Limit(
-            "users", "concurrency", "requests", users, slots, users, use, odds.use, odds.status
+            "users",
+            "concurrency",
+            "requests",
+            users,
+            slots,
+            users,
+            use,
+            odds.use,
+            odds.status,
+            odds.probability,
         )
     admitted = compute_offered_rps(scenario, candidate.prediction)
     usable = capacity * (1 - scenario.headroom)
@@ -93,12 +105,12 @@ def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Lim
         limit_h = hours.mid / share.mid
         return Limit(
             "job", "job time", "h", hours.mid, limit_h, limit_h * odds.pessimistic_use, use,
-            odds.pessimistic_use, odds.status, load=share,
+            odds.pessimistic_use, odds.status, odds.probability, load=share,
         )  # fmt: skip
     offered = load.rate
     if (offered > usable.mid) != (share.mid > 1):
         offered = admitted  # the rest is rejected
     return Limit(
         "load", "load", "requests/s", offered, usable.mid, usable.mid * share.mid / odds.pessimistic_use,
-        use, odds.pessimistic_use, odds.status, load=share,
+        use, odds.pessimistic_use, odds.status, odds.probability, load=share,
     )  # fmt: skip

@@ -223,7 +223,7 @@ def _describe_offer(offer: Offer) -> Fields:
                 "pessimistic": row.pessimistic,
                 "share": row.use,
                 "status": row.status,
-                "probability": odds.probability if (odds := offer.get_limit(row.name)) else None,
+                "probability": row.probability,
             }
             for row in offer.limit_rows
         ],
@@ -278,7 +278,7 @@ def _describe_performance(offer: Offer, performance: Performance) -> Fields:
                 "holds": not value.mid > target.seconds,
             }
             for target in offer.scenario.slo_targets
-            for value in [performance.get(target.metric, target.percentile)]
+            for value in [performance.get_for_display(target.metric, target.percentile)]
         ],
         "capacity_rps": offer.capacity_rps,
         "planned_rps": offer.offered_rps,

@@ -1,4 +1,4 @@
-"""Model architectures: shapes of all weights, and the cache of each layer per token and sequence.
+"""Model architectures: shapes of all weights, layer by layer.
 
 `models.hf_config` builds them from a `config.json`. Counts are elements, sizes bytes.
 """

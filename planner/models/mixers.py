@@ -1,8 +1,8 @@
 """Sequence mixers: attention and recurrent layers, and what each answers about itself.
 
 A kind of layer is one class here: the caches that it keeps, what its attention reads and multiplies,
-its kernels, and the blocks of its backend. Nothing else asks of which class a mixer is. Rules from vLLM
-0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0 (:552, :1663).
+its kernels, and the blocks of its backend.
+Rules from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0 (:552, :1663).
 """
 
 import math
@@ -16,11 +16,17 @@ KERNEL_BLOCK_TOKENS = 16
 _DTYPE_BYTES = {
     "float32": 4.0,
     "fp8": 1.0,
+    "mxfp8": 1.03125,
     "int8": 1.0,
-    "turboquant_4bit": 0.5,
+    "turboquant_k8v4": 0.766,
+    "turboquant_4bit": 0.523,
+    "turboquant_k3v4": 0.461,
+    "turboquant_3bit": 0.398,
     "nvfp4": 0.5625,
     "fp4": 0.5625,
 }
+"""Of an element, with the scales of its blocks; TurboQuant's with the norm of a key and the scale and zero of a
+value, of 128 elements each (vllm pull 38479)."""
 FP8_DS_MLA_BYTES, NVFP4_DS_MLA_BYTES, V4_LATENT_BYTES = 656, 352, 584
 """Bytes of a latent in formats of sparse attention: DeepSeek-V3.2 in FP8 and NVFP4, DeepSeek-V4."""
 

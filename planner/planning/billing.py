@@ -29,7 +29,6 @@ class BillingComparison:
     requests: float  # in such a day
     cold: float  # fraction of the quietest hour's requests that wait for a serverless start
     stopped_usd: float | None  # scaled, if no replica runs in hours without traffic
-    num_days: float  # of which such a day is the mean
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
         usd["serverless"] = paid / days
     if instead.api:
         usd[BILLING_API] = requests * price_api_request(instead.api, scenario.workload)
-    return BillingComparison(usd, requests, cold, stopped, days)
+    return BillingComparison(usd, requests, cold, stopped)
 
 
 def price_serverless(paid: ServerlessEntry, scaling: AutoscalingPlan) -> tuple[float, float]:

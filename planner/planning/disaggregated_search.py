@@ -203,17 +203,18 @@ def add_pools(whole: Plan) -> Plan:
         )
     pools = search_pools(scenario, _get_max_pool_cost(today))
     best = next((pool for pool in pools if pool.is_feasible), None)
-    together = (*whole.candidates, *pools)
-    if today or best:
-        together = tuple(
-            sorted(
-                together, key=lambda one: (not (one.is_feasible and one.is_simulated), one.rank_key)
+    is_cheaper = best is not None and (today is None or best.rank_key < today.rank_key)
+    first, together = best if is_cheaper else today, [*whole.candidates, *pools]
+    if first:
+        together.sort(
+            key=lambda one: (
+                one is not first, not (one.is_feasible and one.is_simulated), one.rank_key,
             )
-        )
-    plan = replace(whole, candidates=together, without_pools=whole)
+        )  # fmt: skip
+    plan = replace(whole, candidates=tuple(together), without_pools=whole)
     if best is None:
         return plan
-    if today is None or best.rank_key < today.rank_key:
+    if is_cheaper:
         binding = whole.binding_constraint
         notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
         return replace(

@@ -23,7 +23,6 @@ class WorkloadTraits(StrictEntry):
     fixed_shapes: bool = False  # one model with known lengths and batch, at scale
     rebuild_acceptable: bool = False  # there is time to tune or rebuild for each model and GPU
     portability: bool = False  # the same deployment should run on another vendor's GPUs
-    hugging_face_stack: bool = False  # in place already; no engine that is still made gains by it
 
 
 class FrameworkQuestion(SourcedEntry):

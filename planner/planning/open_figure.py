@@ -47,7 +47,7 @@ def settle_open_figure(scenario: Scenario, *, is_simulated: bool) -> Scenario:
     def is_met_analytically(value: float) -> bool:
         asked = set_figure(scenario, kind, value)
         return any(
-            family.most.is_feasible and family.most.is_confident
+            family.most.is_confident
             for layouts in (fits_in_machine, spans_machines)
             for family in build_families(asked, layouts)[0]
         )

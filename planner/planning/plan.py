@@ -26,13 +26,13 @@ MAX_REFUSALS = 3
 """Reasons that are named where the engines refuse all there is."""
 
 
-SMALLEST = "one GPU"
+SMALLEST = "nothing smaller"
 """What `BindingConstraint.constraint` is where no smaller deployment exists."""
 
 
 @dataclass(frozen=True)
 class BindingConstraint:
-    """What keeps anything cheaper from doing: a target such as "p95 TPOT", "rate", "memory", or "one GPU"."""
+    """What keeps anything cheaper from doing: a target such as "p95 TPOT", "rate", "memory", or `SMALLEST`."""
 
     constraint: str
     sentence: str

@@ -3,7 +3,8 @@
 The rule: of all deployments whose probability (`planning.tolerance`) is at least the scenario's
 `confidence` the cheapest, where pipeline stages inside a machine have to save a third; at the same
 price one that takes no more memory than the engine does by itself, then the highest probability,
-the fewest machines, and the formats nearest to the checkpoint. Where nothing reaches it, the
+the formats nearest to the checkpoint, and the fewest machines. Of 2% in price, what is owned comes
+before what is rented, and what is clearly likelier before all (`candidate.sort_by_rule`). Where nothing reaches it, the
 cheapest with a probability of a half is chosen and the plan is at risk. Beside it stand the gamble,
 the cheapest with a probability of a half, and the safe option, the cheapest with 95%; beside a plan
 at risk the likeliest that came near.

@@ -131,12 +131,6 @@ class LintReport:
         ]
 
     @property
-    def needs_fix(self) -> bool:
-        """Whether something needs a fix: now, or for `target_version`."""
-        is_clean = judge_findings((*self.findings, *self.upgrade_findings)) == "ok"
-        return not is_clean or self.verdict == "mend"
-
-    @property
     def verdict(self) -> ReportVerdict:
         """`at_risk`: it starts, but something is risky or not judged, or its memory may not suffice."""
         if not all(memory.can_start for memory in self._memory_plans):
@@ -176,7 +170,7 @@ class LintReport:
             "metrics": [vars(finding) for finding in self.metrics],
             "unread": [vars(finding) for finding in self.unread],
             "to": self.target_version, "drift": [vars(finding) for finding in self.upgrade_findings],
-            "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
+            "notes": list(self.notes), "mend": self.verdict == "mend", "verdict": self.verdict,
         }  # fmt: skip
         return dict(redact_json(report))
 
