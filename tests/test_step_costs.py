@@ -174,7 +174,7 @@ def test_what_is_new_widens_the_interval() -> None:
             max_model_len=2048,
             quantization="fp8",
         ),
-        deploy_on("google/gemma-2-9b", "V100-SXM-32GB", engine_version="0.8.5"),
+        deploy_on("google/gemma-2-9b", "V100-SXM-32GB", engine_version="0.9.0"),
     ]
     steps = [build_step_model(deployment) for deployment in asked]
     points = [locate_operating_point(deployment, REFERENCE_WORKLOAD) for deployment in asked]

@@ -198,7 +198,7 @@ def test_office_hours_have_their_bill_in_the_line_of_the_cost() -> None:
 def test_a_load_and_its_limit_that_round_alike_show_a_digit_more() -> None:
     value, limit = 1.2502, 1.2478
     shares = Interval.from_value(value / limit), value / limit
-    row = Limit("load", "load", "requests/s", value, limit, limit, *shares, "missed")
+    row = Limit("load", "load", "requests/s", value, limit, limit, *shares, "missed", 0.0)
     told = re.findall(r"is ([\d.]+), limit ([\d.]+) requests/s", explain_limit(row))[0]
     assert float(told[0]) > float(told[1])
 
