@@ -211,8 +211,7 @@ def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt
         for w in (base, replace(base, concurrency=concurrency + more))
     )
     assert many.get("tpot", "mean").mid >= few.get("tpot", "mean").mid * (1 - 1e-6)
-    # bunches of prompts come and go with the concurrency
-    assert many.get("ttft", "mean").mid >= few.get("ttft", "mean").mid * 0.88
+    assert many.get("ttft", "mean").mid >= few.get("ttft", "mean").mid * 0.88  # bunches come and go
 
 
 @settings(deadline=None, max_examples=60)

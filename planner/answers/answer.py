@@ -206,8 +206,7 @@ class Offer(Candidate):
     @property
     def usd_per_user(self) -> float | None:
         """The headline bill of a month for each user, where the scenario says how many there are."""
-        sessions = (self.scenario.fields.get("workload") or {}).get("sessions") or {}
-        users = sessions.get("users")
+        users = getattr(getattr(self.scenario.workload.trace, "sessions", None), "users", None)
         return self.bill / users if users and self.bill and not self.run_hours else None
 
     @property
