@@ -233,6 +233,14 @@ def test_what_an_api_costs_comes_before_the_gpus_and_says_where_it_turns() -> No
     assert float(turn) == pytest.approx(5.53 * 15.78 * 730.5 / api, rel=0.01)
 
 
+def test_serverless_without_a_day_is_not_compared() -> None:
+    plan, paid = plan_of("chat-70b"), ServerlessEntry(usd_per_gpu_second=0.001)
+    bills = plan.scenario.billing_alternatives.model_copy(update={"serverless": paid})
+    asked = replace(plan, scenario=replace(plan.scenario, billing_alternatives=bills))
+    told = " ".join(format_answer(answer_of(asked)).split())
+    assert "not compared: give workload.day or workload.office_hours" in told
+
+
 def plan_with_one_slot(rate: float) -> Plan:
     """One request at a time, of about 6 s each: at 0.13 a second four in five of them find it busy."""
     lengths = {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 250}}
