@@ -21,25 +21,15 @@ from planner.workload.request_generator import build_segment_blocks, build_sessi
 from planner.workload.sessions import SessionTrace, scale_sessions
 
 CHAT: dict[str, Any] = {
-    "users": 150,
-    "turns": {"mean": 6, "p95": 15},
-    "system_tokens": 1200,
-    "context_tokens": {"mean": 1500},
-    "turn_tokens": {"mean": 300},
-    "output_tokens": {"mean": 250},
+    "users": 150, "turns": {"mean": 6, "p95": 15}, "system_tokens": 1200, "max_context": 32000,
+    "context_tokens": {"mean": 1500}, "turn_tokens": {"mean": 300}, "output_tokens": {"mean": 250},
     "think_seconds": {"mean": 40, "p95": 120},
-    "max_context": 32000,
-}
+}  # fmt: skip
 AGENT: dict[str, Any] = {
-    "users": 12,
-    "turns": {"mean": 30},
-    "system_tokens": 15_000,
-    "context_tokens": {"mean": 2000},
-    "turn_tokens": {"mean": 1200},
-    "output_tokens": {"mean": 300},
+    "users": 12, "turns": {"mean": 30}, "system_tokens": 15_000, "max_context": 60_000,
+    "context_tokens": {"mean": 2000}, "turn_tokens": {"mean": 1200}, "output_tokens": {"mean": 300},
     "think_seconds": {"mean": 8},
-    "max_context": 60_000,
-}
+}  # fmt: skip
 
 
 def scenario_of(sessions: dict[str, Any], **others: Any) -> Scenario:
