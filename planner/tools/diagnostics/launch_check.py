@@ -121,14 +121,13 @@ class LaunchCheck:
             (t.percentile, t.metric): t.seconds for t in self.planned.targets
         }
         for statistic, metric in dict.fromkeys([("mean", "ttft"), ("mean", "tpot"), *limits]):
-            name = f"{statistic} {metric}"
             predicted, limit = performance.get(metric, statistic), limits.get((statistic, metric))
             if not math.isnan(predicted.mid):
                 yield ComparisonRow(
                     f"{statistic} {metric.upper()}, {point.name}",
                     "ms",
                     predicted * 1e3,
-                    point.statistics.get(name, math.nan) * 1e3,
+                    point.statistics.get(f"{statistic} {metric}", math.nan) * 1e3,
                     limit * 1e3 if limit and is_planned_load else None,
                     sigma=REPEAT_SIGMA_TTFT_TPOT[not LATENCY_METRICS[metric].waits],
                 )
