@@ -76,6 +76,7 @@ from planner.planning.what_if import (
     find_unlisted_format,
     find_unlisted_gpu,
 )
+from planner.workload.sessions import SessionTrace
 
 Fields = dict[str, Any]
 """Figures by name, as templates and plan.json show them."""
@@ -206,7 +207,8 @@ class Offer(Candidate):
     @property
     def usd_per_user(self) -> float | None:
         """The headline bill of a month for each user, where the scenario says how many there are."""
-        users = getattr(getattr(self.scenario.workload.trace, "sessions", None), "users", None)
+        trace = self.scenario.workload.trace
+        users = trace.sessions.users if isinstance(trace, SessionTrace) else None
         return self.bill / users if users and self.bill and not self.run_hours else None
 
     @property
@@ -405,9 +407,8 @@ class Answer(Plan):
     @property
     def safer(self) -> Offer | None:
         """The safe option, where it is clearly likelier than the recommended one."""
-        safe, chosen = self.safe, self.chosen
-        is_worth = safe and chosen and safe.probability >= chosen.probability + CLEARLY_LIKELIER
-        return safe if is_worth else None
+        least = self.chosen.probability + CLEARLY_LIKELIER if self.chosen else math.inf
+        return self.safe if self.safe and self.safe.probability >= least else None
 
     @property
     def cheaper(self) -> Offer | None:
@@ -490,12 +491,12 @@ class Answer(Plan):
         api = self.api_comparison
         if api is None or self.is_estimate or not (api.is_api_cheaper or api.is_about_equal):
             return None
-        options = [
-            self.chosen,
-            *self.other_options.values(),
-        ]  # of itself, what it costs if it stops
         most = (1 - EQUAL_COST_SHARE) * api.api_usd
-        likely = (each for each in options if each and each.is_confident)
+        likely = (  # the plan itself: if it stops
+            each
+            for each in (self.chosen, *self.other_options.values())
+            if each and each.is_confident
+        )
         return next((each for each in likely if each.least_bill.usd < most), None)
 
     @cached_property

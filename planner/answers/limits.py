@@ -86,17 +86,9 @@ def _build_load_limit(scenario: Scenario, candidate: Candidate, z: float) -> Lim
         users = load.concurrency or 0
         slots, use = round(users / odds.use), Interval.from_value(odds.use)
         return Limit(
-            "users",
-            "concurrency",
-            "requests",
-            users,
-            slots,
-            users,
-            use,
-            odds.use,
-            odds.status,
+            "users", "concurrency", "requests", users, slots, users, use, odds.use, odds.status,
             odds.probability,
-        )
+        )  # fmt: skip
     admitted = compute_offered_rps(scenario, candidate.prediction)
     usable = capacity * (1 - scenario.headroom)
     share = usable.map_monotone(lambda rate: admitted / max(rate, 1e-9))

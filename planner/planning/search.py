@@ -139,8 +139,9 @@ def find_choice(scenario: Scenario) -> Candidate | None:
 
     Replicas over several machines are looked at only where none fits into one.
     """
-    families, _ = build_families(scenario, fits_in_machine)
-    families = families or build_families(scenario, spans_machines)[0]
+    families = (
+        build_families(scenario, fits_in_machine)[0] or build_families(scenario, spans_machines)[0]
+    )
     promising = [each for each in families if is_promising(each.most)]
     search = _Search(scenario, promising, EvaluationStore(scenario))
     return next(iter(search.find_cheapest(scenario.confidence)), None)
@@ -411,11 +412,11 @@ def choose_on_each_gpu(plan: Plan) -> tuple[GpuChoice, ...]:
     """Plan on each kind of GPU that the scenario allows alone; replays of the plan's own search are not repeated."""
     scenario, own, choices = plan.scenario, plan.without_disaggregation.best, list[GpuChoice]()
     for gpu in dict.fromkeys(each.gpu for each in scenario.gpus):
-        gpus = tuple(each for each in scenario.gpus if each.gpu == gpu)
         best, rejected = own, list(plan.rejected)
         if own is None or own.deployment.gpu != gpu:
+            alone = replace(scenario, gpus=tuple(g for g in scenario.gpus if g.gpu == gpu))
             search, rejected, found = _start_search(
-                replace(scenario, gpus=gpus), [scenario.confidence, GAMBLE_PROBABILITY]
+                alone, [scenario.confidence, GAMBLE_PROBABILITY]
             )
             best = next(iter(found or _state_nearest(search)), None)
         if best:

@@ -88,9 +88,15 @@ def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     formats and GPUs are options of its own (`find_unlisted_format`, `find_unlisted_gpu`).
     """
     if (chosen := plan.chosen) is None:
+        kinds = {each.gpu for each in plan.scenario.gpus}
         changes = {**dict(_widen(plan.scenario)), **dict(_list_changes(plan.scenario))}
         del changes[TWICE]
-        yield from ((text, each) for text, each in changes.items() if _select_promising_gpus(each))
+        yield from (
+            (text, each)
+            for text, each in changes.items()
+            if kinds.isdisjoint(other.gpu for other in each.gpus)  # which are promising already
+            or _select_promising_gpus(each)
+        )
         return
     layout = chosen.deployment.layout
     # several replicas would become about half as many
@@ -224,7 +230,7 @@ def _list_changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _widen(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Propose other formats, more GPUs, then other kinds, as far as the closed form finds them possible."""
+    """Propose other formats, more GPUs, then other kinds of GPU that the closed form finds promising."""
     more = tuple(
         replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus))
         for candidate in scenario.gpus

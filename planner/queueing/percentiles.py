@@ -108,9 +108,7 @@ def derive_performance(
         return np.concatenate([average, percentiles], axis=-1)[:, 0]
 
     # a request of one token has no token after the first
-    gaps_exist = np.array(
-        [[1.0 if workload.output.max_tokens >= 1.5 else np.nan] for workload in workloads]
-    )
+    gaps_exist = np.array([[1.0 if w.output.max_tokens >= 1.5 else np.nan] for w in workloads])
     keeps_up = (s.limit == "load") & np.array(
         [workload.rate is not None for workload in workloads]
     )[:, None, None]
